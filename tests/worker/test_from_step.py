@@ -610,6 +610,32 @@ async def test_a_patch_is_kept_with_what_follows_it(bench: Bench, shop: Shop) ->
         assert await done(bench, await run.fork(name)) == [True, "b 1"]
 
 
+async def test_compensations_are_kept_and_a_run_that_was_undone_starts_over(
+    bench: Bench, shop: Shop
+) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> Any:
+        await ctx.step(shop.act("reserve"), 1)
+        await ctx.compensate(shop.act("release"), 1)
+        return await ctx.step(shop.act("charge"), 1)
+
+    run = await job.submit()
+    await done(bench, run)
+    shop.took()
+    shop.broken = {"charge"}
+    fork = await run.fork("charge")
+    with pytest.raises(RunFailed):
+        await done(bench, fork)
+    assert shop.took() == ["charge", "release"]
+    for act in (fork.fork, fork.replay):
+        with pytest.raises(Invalid, match="from the beginning, without a step"):
+            await act("charge")
+    shop.broken = set()
+    await fork.replay()
+    assert await done(bench, fork) == "charge 1"
+    assert shop.took() == ["reserve", "charge"]
+
+
 # -- plain functions
 
 

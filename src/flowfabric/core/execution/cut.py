@@ -70,7 +70,7 @@ def cut_before(
     if snapshot.life.cleanup is not None:
         raise Invalid(
             f"run {snapshot.execution.uuid} has cleaned up, so that its steps may be undone; "
-            "replay it from the beginning"
+            "replay or fork it from the beginning, without a step"
         )
     rows = in_order(steps)
     failures = (attempt.failure for attempt in attempts)
