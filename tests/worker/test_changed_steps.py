@@ -133,10 +133,20 @@ async def test_code_that_asks_for_other_steps_blocks_the_run_and_says_which(
 
 
 async def test_a_step_that_moved_into_a_gap_is_seen(bench: Bench, log: Log) -> None:
-    """The first of two steps was under way when the worker died, the second was recorded."""
+    """The first of two steps failed when the second one was recorded."""
+    recorded = asyncio.Event()
+
+    async def boom_after() -> None:
+        await recorded.wait()
+        await boom()
+
+    async def to_the_end(step: Awaitable[Any]) -> None:
+        await step
+        recorded.set()
 
     async def before(ctx: Context) -> None:
-        await ctx.gather(ctx.step(boom), ctx.step(log.later, "second"))
+        first, second = ctx.step(boom_after), ctx.step(log.later, "second")
+        await ctx.gather(first, to_the_end(second))
 
     async def after(ctx: Context) -> None:
         await ctx.step(log.later, "second")

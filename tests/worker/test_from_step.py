@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flowfabric import Context, Fabric, Run, RunFailed, SyncContext
+from flowfabric import Context, Fabric, Fixed, Run, RunFailed, SyncContext
 from flowfabric.core.base.errors import Invalid, MaxReplays, NotFound, NotTerminal
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.fork import FORKED_FROM
@@ -263,6 +263,29 @@ async def test_only_an_ended_run_is_replayed_and_any_run_is_forked(bench: Bench)
     assert [await run.result(1), await fork.result(1)] == ["first", "first"]
 
 
+async def test_a_thousand_steps(bench: Bench) -> None:
+    ran: list[int] = []
+
+    async def act(number: int) -> str:
+        ran.append(number)
+        return "x" * 100
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> int:
+        for first in range(0, 1000, 250):
+            steps = [ctx.step(act, number) for number in range(first, first + 250)]
+            await ctx.gather(*steps)
+        return 1000
+
+    run = await job.submit()
+    assert await done(bench, run) == 1000
+    ran.clear()
+    fork = await run.fork("act#1000")
+    await run.replay("act#999")
+    assert [await done(bench, each) for each in (fork, run)] == [1000, 1000]
+    assert sorted(ran) == [998, 999, 999]
+
+
 async def test_replays_from_a_step_are_counted_like_others(bench: Bench, shop: Shop) -> None:
     run = await shop.order.submit(7)
     await done(bench, run)
@@ -281,6 +304,86 @@ async def test_of_two_replays_at_once_one_counts(bench: Bench, shop: Shop) -> No
     )
     assert len([each for each in answers if isinstance(each, NotTerminal)]) == 2
     assert (await run.describe()).replays == 1
+
+
+# -- steps that the run is at
+
+
+@pytest.mark.parametrize("way", ["fork", "replay"])
+async def test_a_step_that_is_tried_again_later_can_be_chosen(
+    bench: Bench, shop: Shop, way: str
+) -> None:
+    """It is not recorded, but its failed try is. It starts over, with all of its tries."""
+    charge = bench.fabric.step(retries=2, backoff=Fixed(delay="1h"))(shop.act("charge"))
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[Any]:
+        return [await ctx.step(shop.act("reserve"), 1), await ctx.step(charge, 1)]
+
+    shop.broken = {"charge"}
+    run = await job.submit()
+    await bench.work()
+    assert (await run.state()).value == "delayed"
+    fork = await run.fork("charge") if way == "fork" else None
+    await run.cancel()
+    if fork is None:
+        await run.replay("charge")
+    with pytest.raises(RunFailed):
+        await done(bench, fork or run)
+    assert shop.took() == ["reserve", *["charge"] * 4]
+
+
+async def test_a_fork_waits_itself_for_what_the_run_waits_for(bench: Bench, shop: Shop) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[Any]:
+        await ctx.step(shop.act("reserve"), 1)
+        callback = await ctx.callback("call")
+        paid, verdict, called = await ctx.gather(
+            ctx.wait_for_signal("paid", timeout="2h"), ctx.approval("ok"), callback.result()
+        )
+        return [paid, verdict.approved, called]
+
+    run = await job.submit()
+    await bench.work()
+    await bench.pass_time(3_600_000)
+    forks = [await run.fork(step) for step in ("signal:paid", "approval:ok", "callback:call")]
+    await bench.work()
+    await bench.pass_time(3_600_000)  # the time of the run is over, that of the forks is not
+    for fork in forks:
+        await bench.fabric.signal(fork.id, "paid", 1)
+        await bench.fabric.approve(fork.id, "ok", approver="ada")
+        await bench.fabric.signal(fork.id, "call", 2)
+        assert await done(bench, fork) == [1, True, 2]
+    assert shop.took() == ["reserve"]
+    with pytest.raises(RunFailed, match="nothing came in time"):
+        await done(bench, run)
+
+
+@pytest.mark.parametrize("way", ["fork", "replay"])
+async def test_a_wait_beside_the_step_that_failed_starts_over(
+    bench: Bench, shop: Shop, way: str
+) -> None:
+    async def charge_later(ctx: Context) -> str:
+        await ctx.sleep("1h")
+        return str(await ctx.step(shop.act("charge"), 1))
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> tuple[Any, str]:
+        return await ctx.gather(ctx.wait_for_signal("paid", timeout="1d"), charge_later(ctx))
+
+    shop.broken = {"charge"}
+    run = await job.submit()
+    with pytest.raises(RunFailed):
+        await done(bench, run)
+    shop.broken = set()
+    await bench.pass_time(10 * 86_400_000)  # the time of that wait is over
+    if way == "fork":
+        run = await run.fork("charge")
+    else:
+        await run.replay("charge")
+    await bench.work()
+    await bench.fabric.signal(run.id, "paid", 3)
+    assert await done(bench, run) == (3, "charge 1")
 
 
 # -- branches
@@ -505,6 +608,32 @@ async def test_a_patch_is_kept_with_what_follows_it(bench: Bench, shop: Shop) ->
     await done(bench, run)
     for name in ("a", "b"):
         assert await done(bench, await run.fork(name)) == [True, "b 1"]
+
+
+async def test_compensations_are_kept_and_a_run_that_was_undone_starts_over(
+    bench: Bench, shop: Shop
+) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> Any:
+        await ctx.step(shop.act("reserve"), 1)
+        await ctx.compensate(shop.act("release"), 1)
+        return await ctx.step(shop.act("charge"), 1)
+
+    run = await job.submit()
+    await done(bench, run)
+    shop.took()
+    shop.broken = {"charge"}
+    fork = await run.fork("charge")
+    with pytest.raises(RunFailed):
+        await done(bench, fork)
+    assert shop.took() == ["charge", "release"]
+    for act in (fork.fork, fork.replay):
+        with pytest.raises(Invalid, match="from the beginning, without a step"):
+            await act("charge")
+    shop.broken = set()
+    await fork.replay()
+    assert await done(bench, fork) == "charge 1"
+    assert shop.took() == ["reserve", "charge"]
 
 
 # -- plain functions

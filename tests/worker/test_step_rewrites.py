@@ -154,6 +154,29 @@ async def test_steps_of_branches_are_renamed_with_the_others(bench: Bench) -> No
     assert (await run.result(1), ran) == (["a", "a"], [])
 
 
+async def test_failed_tries_of_a_step_are_renamed_with_it_and_those_of_an_earlier_one_are_not(
+    bench: Bench,
+) -> None:
+    failing = ["pay", "charge"]
+
+    async def act() -> str:
+        if failing:
+            raise ValueError(failing.pop(0))
+        return "done"
+
+    def named(name: str) -> Body:
+        step = bench.fabric.step(name=name, retries=3, backoff=Fixed(delay="1h"))(act)
+        return lambda ctx: ctx.step(step)
+
+    deployed = Deployed(bench, named("pay"))
+    run = await deployed.asleep()
+    deployed.body = named("charge")
+    await bench.work_through(run)
+    await bench.engine.steps.rename(run.id, "charge", "collect")
+    names = await bench.step_names(run)
+    assert sorted(names) == ["collect", "~/try/0.0/1/collect", "~/try/0.0/1/pay"]
+
+
 async def test_what_cannot_be_renamed(bench: Bench) -> None:
     run = await Deployed(bench, old).asleep()
     with pytest.raises(NotFound, match="a, b, sleep"):

@@ -12,7 +12,7 @@ from rich.status import Status
 from rich.text import Text
 from typer import Option, Typer, confirm
 
-from flowfabric.cli.bulk import CleansUp, for_each
+from flowfabric.cli.bulk import AT_ONCE, CleansUp, for_each
 from flowfabric.cli.command import Limit, RunId, RunIds, Timeout, command
 from flowfabric.cli.errors import CommandError, ExitCode, usage
 from flowfabric.cli.format import (
@@ -448,7 +448,11 @@ async def replay(
 
 async def _ask_before_again(engine: Engine, screen: Screen, ids: list[str]) -> None:
     """Raises unless all runs that had succeeded may run again."""
-    completed = [id for id in ids if await _has_completed(engine, id)]
+    completed: list[str] = []
+    for start in range(0, len(ids), AT_ONCE):
+        page = ids[start : start + AT_ONCE]
+        states = await asyncio.gather(*(_has_completed(engine, id) for id in page))
+        completed += [id for id, is_completed in zip(page, states, strict=True) if is_completed]
     if not completed:
         return
     which = f"run {completed[0]} has" if len(completed) == 1 else f"{len(completed)} runs have"

@@ -48,7 +48,8 @@ async def skip(
     id: RunId,
     step: StepName,
     result: Annotated[
-        str | None, Option(metavar="JSON", help="What the step returns; the recorded result.")
+        str | None,
+        Option(metavar="JSON", help="What the step returns; by default what is recorded."),
     ] = None,
     reason: Reason = "",
     by: By = None,

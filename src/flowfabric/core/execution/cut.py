@@ -9,7 +9,7 @@ Kept steps are copied, to the next generation of the run or to the fork, and not
 other children, other idempotency keys.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 from uuid import UUID
 
@@ -22,7 +22,14 @@ from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.model import Attempt, Snapshot
 from flowfabric.core.execution.step import CarriedWait, Recorded, Step, TryName
-from flowfabric.core.execution.step_order import LOOSE, REPLACED, StepRow, find_call, in_order
+from flowfabric.core.execution.step_order import (
+    LOOSE,
+    NO_CALL,
+    REPLACED,
+    StepRow,
+    find_call,
+    in_order,
+)
 from flowfabric.core.wait.channel import channel_id
 from flowfabric.core.wait.model import Pending, Signal, Waits
 
@@ -57,26 +64,48 @@ class KnownWaits(Struct, frozen=True):
 def cut_before(
     snapshot: Snapshot, steps: Iterable[Step], attempts: Iterable[Attempt], from_step: str | int
 ) -> StepCut:
-    """What comes before a step that was recorded, or that has raised. Results that an operator has
-    supplied are kept, unless the step is one of these."""
+    """What comes before a step that was recorded. Before one that has raised, or that the run is at
+    now, comes everything that was. Results that an operator has supplied are kept, unless the step
+    is one of these."""
     if snapshot.life.cleanup is not None:
         raise Invalid(
             f"run {snapshot.execution.uuid} has cleaned up, so that its steps may be undone; "
-            "replay it from the beginning"
+            "replay or fork it from the beginning, without a step"
         )
     rows = in_order(steps)
     failures = (attempt.failure for attempt in attempts)
     raised = [each.step for each in failures if each is not None and each.step is not None]
-    chosen = find_call(rows, from_step, raised)
+    chosen = find_call(rows, from_step, [*raised, *_begun(snapshot, rows)])
     kept = [row for row in rows if chosen is None or _is_before(row, chosen)]
-    known = _without_open_tries(_with_replacements(kept))
+    known = _without_open_calls(_with_replacements(kept))
     return StepCut(snapshot.head.version, from_step, tuple(known))
+
+
+def _begun(snapshot: Snapshot, rows: Iterable[StepRow]) -> Iterator[str]:
+    """The names of calls that were begun and are perhaps not recorded: steps of which a try has
+    failed, and waits."""
+    for row in rows:
+        if (tried := TryName.parse(row.step.name)) is not None:
+            yield tried.call
+        elif _is_of_open(row):
+            yield row.step.name.removeprefix(NO_CALL)
+    waits = snapshot.life.waits
+    if waits is not None and waits.suspension is not None:
+        yield from (arm.step.name for arm in waits.suspension.arms if arm.step is not None)
 
 
 def _is_before(row: StepRow, chosen: StepRow) -> bool:
     if row.record.skipped:
         return row is not chosen
-    return row.order < chosen.order
+    return row.order < chosen.order and not _is_around(row, chosen)
+
+
+def _is_around(row: StepRow, chosen: StepRow) -> bool:
+    """Whether a row is that of a block that had begun, but not ended, at the chosen call."""
+    if row.record.through is None or not row.is_call:
+        return False
+    calls, branches = row.record.through
+    return chosen.order < (*row.order[:-1], (calls, 0, branches))
 
 
 def _with_replacements(rows: Iterable[StepRow]) -> Iterable[StepRow]:
@@ -99,15 +128,21 @@ def _with_replacements(rows: Iterable[StepRow]) -> Iterable[StepRow]:
         yield replace(row, step=replace(row.step, doc=msgspec.json.encode(record)), record=record)
 
 
-def _without_open_tries(rows: Iterable[StepRow]) -> list[StepRow]:
-    """The rows without the failed tries of calls that were not recorded: those start over."""
+def _without_open_calls(rows: Iterable[StepRow]) -> list[StepRow]:
+    """The rows without the failed tries and the ends of waits of calls that are not recorded
+    themselves: those start over."""
     found = list(rows)
     calls = {(row.branch, row.step.position) for row in found if row.is_call}
     return [
-        row
-        for row in found
-        if TryName.parse(row.step.name) is None or (row.branch, row.step.position) in calls
+        row for row in found if not _is_of_open(row) or (row.branch, row.step.position) in calls
     ]
+
+
+def _is_of_open(row: StepRow) -> bool:
+    """Whether it says how far a call has come that may not be recorded."""
+    return not row.is_call and (
+        TryName.parse(row.step.name) is not None or row.record.branch.endswith(LOOSE)
+    )
 
 
 def decided_at(record: Recorded) -> UUID | None:

@@ -225,7 +225,9 @@ def check_replay(snapshot: Snapshot) -> Ended:
     """The ending of an execution that may be replayed."""
     ended = snapshot.state
     if not isinstance(ended, Ended):
-        raise NotTerminal(f"{snapshot.run} has not ended, so it cannot be replayed")
+        raise NotTerminal(
+            f"{snapshot.run} has not ended, so it cannot be replayed; cancel it first, or fork it"
+        )
     if snapshot.life.replays >= snapshot.execution.rules.max_replay_count:
         raise MaxReplays(f"{snapshot.run} was replayed {snapshot.life.replays} times, the limit")
     return ended

@@ -219,7 +219,8 @@ def _renamed(
         if id(row) not in places and occurrence == row.step.occurrence:
             continue
         for each in rows:
-            if _belongs_to(each, row):
+            # Beside it may be failed tries of a step that was in its place before.
+            if _belongs_to(each, row) and f"/{each.step.name}".endswith(f"/{row.name}"):
                 old.append(each.step)
                 told = each.step.name.removesuffix(row.name) + called
                 new.append(replace(each.step, name=told, occurrence=occurrence))

@@ -48,7 +48,9 @@ class Recorded(Struct, frozen=True, omit_defaults=True):
     an earlier release recorded have none. `tries` is how many it took, if more than one.
 
     `opened` says for each branch on the way to this one how many calls the branch around it had
-    made when it was opened. `skipped` marks a result that an operator has supplied, see
+    made when it was opened. `through` is there for a block, which is recorded at its end but has
+    the place of its beginning: how many calls its branch had made at the end, and how many branches
+    it had opened. `skipped` marks a result that an operator has supplied, see
     `core.execution.rewrite`."""
 
     value: msgspec.Raw = msgspec.Raw(b"null")
@@ -62,6 +64,7 @@ class Recorded(Struct, frozen=True, omit_defaults=True):
     ended_at: Millis | None = None
     tries: int = 1
     opened: tuple[int, ...] = ()
+    through: tuple[int, int] | None = None
     carried: CarriedWait | None = None
     skipped: bool = False
 

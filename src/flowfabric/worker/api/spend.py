@@ -85,7 +85,9 @@ class Reserve:
             if not self._scope.completed:  # or it is given back with the end of the run
                 await self._give_back()
             return
-        self.outcome = await perform(self._scope.journal, self._place, self._settle, Counted)
+        journal, place = self._scope.journal, self._place
+        through = self._scope.branches.come_to(place.branch)
+        self.outcome = await perform(journal, place, self._settle, Counted, through=through)
 
     async def _settle(self) -> Counted:
         scope, id, actual = self._scope, self._id or UUID(int=0), self._actual or {}

@@ -215,6 +215,11 @@ class Branches:
             branch = self._branch_here()
             return BranchSpot(branch.path, branch.position, branch.children, branch.opened)
 
+    def come_to(self, path: str) -> tuple[int, int]:
+        """How many calls a branch has made, and how many branches it has opened."""
+        branch = self._branches[path]
+        return branch.position, branch.children
+
     def adopt(self, owner: object) -> None:
         """The handler is about to run in this task or thread."""
         self._root.owner = owner

@@ -187,15 +187,21 @@ class Work(Struct, frozen=True):
 
 
 async def perform(
-    journal: Journal, place: StepPlace, work: Callable[[], Awaitable[Any]], returns: Any
+    journal: Journal,
+    place: StepPlace,
+    work: Callable[[], Awaitable[Any]],
+    returns: Any,
+    *,
+    through: tuple[int, int] | None = None,
 ) -> Any:
-    """The recorded value at a place, or what `work` gives, recorded."""
+    """The recorded value at a place, or what `work` gives, recorded; for a block with `through` of
+    Recorded."""
     with journal.branches.under_way():
         record = await journal.recorded(place)
         if record is None:
             with raised_in(place.name):
                 result = await work()
-            return await keep(journal, place, result, returns)
+            return await keep(journal, place, result, returns, through=through)
         return read(place, record, returns)
 
 
@@ -210,7 +216,14 @@ def read(place: StepPlace, record: Recorded, returns: Any) -> Any:
         ) from error
 
 
-async def keep(journal: Journal, place: StepPlace, result: Any, returns: Any) -> Any:
+async def keep(
+    journal: Journal,
+    place: StepPlace,
+    result: Any,
+    returns: Any,
+    *,
+    through: tuple[int, int] | None = None,
+) -> Any:
     """Records what a step returned. The value is read back from what is recorded, so that the
     first run sees exactly what every later one will see."""
     try:
@@ -218,7 +231,7 @@ async def keep(journal: Journal, place: StepPlace, result: Any, returns: Any) ->
         value = decode(data, returns)
     except (Invalid, Undecodable) as error:
         raise Invalid(f"what step {place} returned cannot be recorded: {error.detail}") from None
-    await journal.record(place, Recorded(value=msgspec.Raw(data)))
+    await journal.record(place, Recorded(value=msgspec.Raw(data), through=through))
     return value
 
 

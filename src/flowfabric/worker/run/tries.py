@@ -19,7 +19,6 @@ from contextlib import nullcontext
 import msgspec
 from msgspec import Raw
 
-from flowfabric.core.base.ids import RunId
 from flowfabric.core.base.time import Millis, to_datetime
 from flowfabric.core.execution.history import plain_name
 from flowfabric.core.execution.retry import RetryPolicy, backoff_delay
@@ -119,7 +118,7 @@ class Tries:
 
     def _log(self, error: Exception, next_at: Millis) -> None:
         claim, step = self._scope.claim, plain_name(self._place.name)
-        run, at = str(RunId(claim.snapshot.execution.id)), to_datetime(next_at)
+        run, at = str(claim.uuid), to_datetime(next_at)
         text = storable(text_of(error))
         begin_in_user_code(error)
         log.warning(
