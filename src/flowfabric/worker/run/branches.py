@@ -176,6 +176,30 @@ class Branch:
         return Branch(self.halt, path, owner, (*self.opened, self.position))
 
 
+class ReplayingBranches:
+    """The branches that have not come to the end of what is recorded."""
+
+    def __init__(self) -> None:
+        self._paths: set[str] = set()
+        self._progress = asyncio.Event()
+
+    def add(self, branch: Branch) -> None:
+        self._paths.add(branch.path)
+
+    def end(self, branch: Branch) -> None:
+        """The branch has ended, waits, or asks for something that is not recorded."""
+        if branch.path in self._paths:
+            self._paths.discard(branch.path)
+            self._progress.set()
+
+    async def ended(self, branches: Iterable[Branch]) -> None:
+        """Returns when these are at the end of the record, and what was opened in them."""
+        paths = [branch.path for branch in branches]
+        while any(is_within(each, path) for path in paths for each in self._paths):
+            self._progress.clear()
+            await self._progress.wait()
+
+
 class Branches:
     """The branches of one call of a handler: they give places, and count what is under way.
 
@@ -192,8 +216,7 @@ class Branches:
         self._root = Branch(halt, "", owner)
         self._branches = {"": self._root}
         self._lost: set[str] = set()
-        self._replaying: set[str] = set()
-        self._progress = asyncio.Event()
+        self.replaying = ReplayingBranches()
         self.busy = 0
         self.idle: asyncio.Event | None = None
         self.parked = False
@@ -243,7 +266,7 @@ class Branches:
         """A branch for one of several things that are waited for together."""
         with self._lock:
             branch = self._keep(self._current().child())
-            self._replaying.add(branch.path)
+            self.replaying.add(branch)
             return branch
 
     @property
@@ -262,26 +285,13 @@ class Branches:
         """Branches that lost a race: what they have recorded need not be asked for again."""
         for branch in branches:
             self._lost.add(branch.path)
-            self._go_beyond(branch)
+            self.replaying.end(branch)
 
     # -- where the record ends
 
     def go_beyond(self) -> None:
         """The caller asks for something that is not recorded."""
-        self._go_beyond(self._current())
-
-    def _go_beyond(self, branch: Branch) -> None:
-        if branch.path in self._replaying:
-            self._replaying.discard(branch.path)
-            self._progress.set()
-
-    async def caught_up(self, branches: Iterable[Branch]) -> None:
-        """Returns when these, and what was opened in them, have ended, wait, or ask for something
-        that is not recorded."""
-        paths = [branch.path for branch in branches]
-        while any(is_within(each, path) for path in paths for each in self._replaying):
-            self._progress.clear()
-            await self._progress.wait()
+        self.replaying.end(self._current())
 
     def close(self) -> None:
         """Lets the tasks go that own branches."""
@@ -345,13 +355,13 @@ class Branches:
             if branch.counted:
                 self.end()
             _branch.reset(token)
-            self._go_beyond(branch)
+            self.replaying.end(branch)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """The caller's branch only waits for others, so it does not count as under way."""
         branch = self._current()
-        self._go_beyond(branch)
+        self.replaying.end(branch)
         counted, branch.counted = branch.counted, False
         if counted:
             self.end()
@@ -372,7 +382,7 @@ class Branches:
     def forget(self, branches: Iterable[Branch]) -> None:
         """Branches whose ends have reached the handler."""
         for branch in branches:
-            self._go_beyond(branch)
+            self.replaying.end(branch)
             if branch.held:
                 branch.held = False
                 self.end()
