@@ -42,6 +42,10 @@ def patient(url: str) -> Fabric:
         callback = await ctx.callback("carrier")
         return await callback.result()
 
+    @fabric.task(on_cancel="cleanup", cleanup_timeout="1h")
+    async def rent(ctx: Context) -> None:
+        await ctx.wait_for_signal("returned")
+
     return fabric
 
 

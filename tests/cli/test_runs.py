@@ -278,6 +278,37 @@ def test_cancel_ends_a_run(cli: Cli) -> None:
     assert cli.json("run", "cancel", id) == {"id": id, "state": "cancelled"}
 
 
+def test_cancel_says_that_a_run_cleans_up_first(cli: Cli, patient: Patient) -> None:
+    id = patient.start("rent")
+    said = cli("run", "cancel", id).stdout
+    assert said.startswith(f"cancelling {id}: it cleans up first, until ")
+    answer = cli.json("run", "cancel", id)
+    assert (answer["id"], answer["state"]) == (id, "waiting")
+    assert datetime.fromisoformat(answer["until"]).utcoffset() is not None
+    assert "cleans up" in cli("run", "show", id).stdout
+    assert "cancelled on the command line" in cli("why", id).stdout
+    patient.work()
+    assert cli.json("run", "show", id)["state"] == "cancelled"
+    assert cli("run", "cancel", id).stdout == f"cancelled {id}\n"
+
+
+def test_cancel_with_force_does_not_wait_for_a_cleanup(cli: Cli, patient: Patient) -> None:
+    id, cleaning = patient.start("rent"), patient.start("rent")
+    cli("run", "cancel", cleaning)
+    said = cli("run", "cancel", "--force", id, cleaning).stdout
+    assert said.splitlines() == [f"cancelled {id}", f"cancelled {cleaning}"]
+    assert cli.json("run", "show", id)["state"] == "cancelled"
+
+
+def test_the_sum_of_many_counts_those_that_clean_up(
+    cli: Cli, patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    ids = [cli.submit("greet", "--arg", f"name={n}") for n in range(19)]
+    said = cli("run", "cancel", *ids, patient.start("rent")).stdout
+    assert said == "cancelled 20 runs, 1 of them after their clean-up\n"
+
+
 def test_cancelling_a_run_that_has_ended_fails(cli: Cli, greeted: str) -> None:
     assert cli.complaint("run", "cancel", greeted, code=1).endswith("has ended already (success)")
 

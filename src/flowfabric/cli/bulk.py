@@ -4,17 +4,29 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
+from msgspec import Struct
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from flowfabric.cli.errors import EXPECTED, ExitCode, report
+from flowfabric.cli.format import local
 from flowfabric.cli.output import Screen
+from flowfabric.core.base.time import Millis, to_datetime
 from flowfabric.core.execution.status import PublicState
 
 AT_ONCE = 200
 BAR_FROM = 20
 
 State = PublicState | None
-Act = Callable[[str], Awaitable[State]]
+
+
+class CleansUp(Struct, frozen=True):
+    """The run is being cancelled: it cleans up first, until then at the latest."""
+
+    state: State
+    until: Millis
+
+
+Act = Callable[[str], Awaitable[State | CleansUp]]
 """What is done to the run of an id; gives its state afterwards."""
 
 
@@ -29,7 +41,7 @@ async def for_each(screen: Screen, ids: list[str], act: Act, *, doing: str, done
     return outcomes.code()
 
 
-async def _one(act: Act, id: str) -> tuple[str, State | Exception]:
+async def _one(act: Act, id: str) -> tuple[str, State | CleansUp | Exception]:
     try:
         return id, await act(id)
     except EXPECTED as error:
@@ -45,6 +57,7 @@ class Outcomes:
         self._codes: Counter[ExitCode] = Counter()
         self._bar = _bar(screen, doing, total)
         self._quiet = self._bar is not None and screen.out.is_terminal
+        self._cleaning_up = 0
 
     def __enter__(self) -> None:
         if self._bar is not None:
@@ -54,18 +67,30 @@ class Outcomes:
         if self._bar is not None:
             self._bar.stop()
         if self._quiet:
-            self._screen.line(f"{self._done} {self._codes[ExitCode.OK]} runs")
+            self._screen.line(f"{self._done} {self._codes[ExitCode.OK]} runs{self._rest()}")
 
-    def add(self, answers: Sequence[tuple[str, State | Exception]]) -> None:
+    def add(self, answers: Sequence[tuple[str, State | CleansUp | Exception]]) -> None:
         for id, answer in answers:
             if isinstance(answer, Exception):
                 self._codes[self._failed(id, answer)] += 1
             else:
                 self._codes[ExitCode.OK] += 1
+                self._cleaning_up += isinstance(answer, CleansUp)
                 if self._screen.as_json or not self._quiet:
-                    self._screen.answer({"id": id, "state": answer}, f"{self._done} {id}")
+                    self._say(id, answer)
         if self._bar is not None:
             self._bar.advance(self._bar.task_ids[0], len(answers))
+
+    def _say(self, id: str, answer: State | CleansUp) -> None:
+        if isinstance(answer, CleansUp):
+            text = f"cancelling {id}: it cleans up first, until {local(answer.until)} at the latest"
+            facts = {"id": id, "state": answer.state, "until": to_datetime(answer.until)}
+            self._screen.answer(facts, text)
+        else:
+            self._screen.answer({"id": id, "state": answer}, f"{self._done} {id}")
+
+    def _rest(self) -> str:
+        return f", {self._cleaning_up} of them after their clean-up" if self._cleaning_up else ""
 
     def code(self) -> ExitCode:
         failures = set(self._codes) - {ExitCode.OK}

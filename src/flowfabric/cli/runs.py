@@ -12,7 +12,7 @@ from rich.status import Status
 from rich.text import Text
 from typer import Option, Typer, confirm
 
-from flowfabric.cli.bulk import for_each
+from flowfabric.cli.bulk import CleansUp, for_each
 from flowfabric.cli.command import Limit, RunId, RunIds, Timeout, command
 from flowfabric.cli.errors import CommandError, ExitCode, usage
 from flowfabric.cli.format import (
@@ -47,7 +47,13 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.views import Description, Ending, Info, Infos
 from flowfabric.fabric import Fabric
 from flowfabric.store.queries import Query
-from flowfabric.worker.api.described import RunDescription, RunGrant, blocked_because, detail_of
+from flowfabric.worker.api.described import (
+    RunCleanup,
+    RunDescription,
+    RunGrant,
+    blocked_because,
+    detail_of,
+)
 from flowfabric.worker.api.history import RunAttempt, RunEvent
 from flowfabric.worker.api.ids import find_tag
 from flowfabric.worker.api.signals import open_waitpoints
@@ -217,7 +223,14 @@ def _fields(facts: RunDescription, now: datetime) -> Cells:
         ("deadline", local(facts.deadline_at)),
         ("failure", "" if failure is None else f"{failure.message} ({failure.category})"),
         ("cancelled", facts.cancel_reason or ""),
+        ("cleans up", _cleans_up(facts.cleanup)),
     ]
+
+
+def _cleans_up(cleanup: RunCleanup | None) -> str:
+    if cleanup is None:
+        return ""
+    return f"since {local(cleanup.since)}, until {local(cleanup.until)} at the latest"
 
 
 def _forked(facts: RunDescription) -> str:
@@ -375,9 +388,11 @@ async def cancel(
     A run whose task cleans up ends after that, or when its time to clean up is over.
     """
 
-    async def act(id: str) -> PublicState | None:
+    async def act(id: str) -> PublicState | CleansUp:
         answer = await engine.executions.cancel(id, reason=reason, force=force)
-        return PublicState.CANCELLED if answer.until is None else await engine.views.state(id)
+        if answer.until is None:
+            return PublicState.CANCELLED
+        return CleansUp(await engine.views.state(id), answer.until)
 
     return await for_each(screen, ids, act, doing="cancelling", done="cancelled")
 

@@ -16,6 +16,7 @@ from flowfabric.core.execution.operator import CancelAnswer
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Step
 from flowfabric.core.explain.reasons import ReasonCode
+from flowfabric.core.wait.model import Behaviour
 from flowfabric.engine.execution.claims import Claim
 from tests.kit import situations
 from tests.kit.lab import TTL, W2, Lab
@@ -43,6 +44,20 @@ async def saga(lab: Lab, **policy: Any) -> Claim:
     claim = await lab.running(policy=policy)
     await lab.engine.attempts.compensate(claim, BOUND)
     return claim
+
+
+ENDED_BY = {
+    Behaviour.CANCEL: PublicState.CANCELLED,
+    Behaviour.FAIL: PublicState.FAILED,
+    Behaviour.EXPIRE: PublicState.EXPIRED,
+}
+
+
+async def timed_wait(lab: Lab, claim: Claim, behaviour: Behaviour) -> None:
+    """Waits for a second, and then for the behaviour."""
+    over = Millis(lab.clock.now() + 1_000)
+    wait = wait_on(lab, timeout_at=over, behaviour=behaviour)
+    await lab.engine.suspensions.suspend(claim, request(lab, wait))
 
 
 @pytest.mark.parametrize("name", LIVING)
@@ -237,6 +252,59 @@ async def test_a_sleep_that_begins_with_the_cancel_is_woken(lab: Lab) -> None:
     await lab.pass_time(1_000)
     await lab.engine.attempts.finish_cleanup(await lab.claim_one())
     assert await lab.state(claim.id) is PublicState.CANCELLED
+
+
+@pytest.mark.parametrize("behaviour", [Behaviour.CANCEL, Behaviour.FAIL, Behaviour.EXPIRE])
+async def test_a_wait_whose_time_is_over_ends_the_run_after_its_cleanup(
+    lab: Lab, behaviour: Behaviour
+) -> None:
+    """A wait may end its run: that is a cancel or a failure like others."""
+    claim = await saga(lab)
+    await timed_wait(lab, claim, behaviour)
+    await lab.pass_time(1_000)
+    assert await lab.state(claim.id) is PublicState.WAITING
+    again = await lab.claim_one(W2)
+    assert again.snapshot.life.cleanup is not None
+    done = await lab.engine.attempts.finish_cleanup(again)
+    assert done.state is ENDED_BY[behaviour]
+    seen = await lab.engine.views.describe(claim.id)
+    assert seen is not None
+    if behaviour is Behaviour.CANCEL:
+        expected = (f"suspension_timeout:{behaviour}", "system_timeout")
+        assert (seen.cancel_reason, seen.cancelled_by) == expected
+    else:
+        assert seen.failure is not None
+        assert seen.failure.message == f"suspension_timeout:{behaviour}"
+    assert len(await completions(lab, claim.id)) == 1
+
+
+async def test_a_wait_that_cancels_its_run_wakes_a_task_that_cleans_up(lab: Lab) -> None:
+    claim = await lab.running(policy=POLICY)
+    await timed_wait(lab, claim, Behaviour.CANCEL)
+    await lab.pass_time(1_000)
+    assert (await lab.claim_one(W2)).snapshot.life.cleanup is not None
+    await lab.pass_time(BOUND)
+    assert await lab.state(claim.id) is PublicState.CANCELLED
+
+
+async def test_a_failure_is_not_a_cancel_for_a_task_without_compensations(lab: Lab) -> None:
+    claim = await lab.running(policy=POLICY)
+    await timed_wait(lab, claim, Behaviour.FAIL)
+    await lab.pass_time(1_000)
+    assert await lab.state(claim.id) is PublicState.FAILED
+
+
+@pytest.mark.parametrize("behaviour", [Behaviour.CANCEL, Behaviour.FAIL, Behaviour.EXPIRE])
+async def test_a_wait_of_the_cleanup_ends_it_as_cancelled(lab: Lab, behaviour: Behaviour) -> None:
+    claim = await cleaning(lab)
+    await lab.engine.attempts.hand_back(claim)
+    again = await lab.claim_one(W2)
+    await timed_wait(lab, again, behaviour)
+    await lab.pass_time(1_000)
+    assert await completions(lab, claim.id) == [Outcome.CANCELLED]
+    seen = await lab.engine.views.describe(claim.id)
+    assert seen is not None
+    assert seen.cancel_reason == "enough"
 
 
 async def test_a_hold_does_not_keep_a_run_from_its_cleanup(lab: Lab) -> None:

@@ -58,7 +58,7 @@ from flowfabric.core.execution.model import (
 )
 from flowfabric.core.execution.status import ADMISSION_BLOCKS, Blocking, PublicState, vector
 from flowfabric.core.execution.takeover import GIVEN_UP, losses_kept
-from flowfabric.core.wait.resume import expire_suspension, woken_for_cleanup
+from flowfabric.core.wait.resume import clean_up_first, expire_suspension
 from flowfabric.core.wait.waitpoint import expire_pending
 
 STRAY = "never_became_a_member"
@@ -119,21 +119,13 @@ def cancel(
         if cleanup is not None:
             return unchanged(CancelAnswer(id, cleanup.until))
         if (span := cleanup_rules.cleanup_time(snapshot)) is not None:
-            return _clean_up(snapshot, now, life, span)
+            why = life.cancel_reason or reason
+            change = clean_up_first(snapshot, now, life, Outcome.CANCELLED, span, why)
+            return replace(change, outcome=CancelAnswer(id, Millis(now + span)))
     change = end(
         snapshot, now, Outcome.CANCELLED, EventKind.CANCELLED, life, life.cancel_reason or reason
     )
     return Change(CancelAnswer(id), change.before, change.after, change.events)
-
-
-def _clean_up(snapshot: Snapshot, now: Millis, life: Life, span: Millis) -> "Change[CancelAnswer]":
-    """Begins the clean-up of a cancelled execution; one that is suspended is woken for it."""
-    reason, woken = life.cancel_reason or "", woken_for_cleanup(snapshot, now)
-    life = replace(life, waits=woken.life.waits)
-    after, event = cleanup_rules.begin(woken, now, life, Outcome.CANCELLED, span, reason)
-    return Change(
-        CancelAnswer(snapshot.execution.id, Millis(now + span)), snapshot, after, (event,)
-    )
 
 
 def cancel_owned(
@@ -175,12 +167,8 @@ def expire_now(snapshot: Snapshot, now: Millis, reason: str) -> "Change[Expired]
     """Ends an execution as expired, after its compensations if it has any."""
     life = replace(snapshot.life, failure=Failure(message=reason, category="timeout"))
     if (span := life.undo_time) is not None and life.cleanup is None:
-        woken = woken_for_cleanup(snapshot, now)
-        life = replace(life, waits=woken.life.waits)
-        after, event = cleanup_rules.begin(
-            woken, now, life, Outcome.EXPIRED, span, f"expired:{reason}"
-        )
-        return Change(Expired(snapshot.execution.id), snapshot, after, (event,))
+        begun = clean_up_first(snapshot, now, life, Outcome.EXPIRED, span, f"expired:{reason}")
+        return replace(begun, outcome=Expired(snapshot.execution.id))
     change = end(snapshot, now, Outcome.EXPIRED, EventKind.EXPIRED, life, f"expired:{reason}")
     return Change(Expired(snapshot.execution.id), change.before, change.after, change.events)
 

@@ -10,6 +10,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.attempt import Delayed, pause_attempt, released, same_release
 from flowfabric.core.execution.attempts import closing_attempts
 from flowfabric.core.execution.change import Change, unchanged
+from flowfabric.core.execution.cleanup import cleanup_time
 from flowfabric.core.execution.ending import end
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.gate import admit
@@ -27,6 +28,7 @@ from flowfabric.core.execution.status import vector
 from flowfabric.core.flow.join import Join, JoinState, count, evaluate
 from flowfabric.core.flow.outbox import SIBLING, OutboxEntry, OutboxKind
 from flowfabric.core.wait.model import Loaded, Needs
+from flowfabric.core.wait.resume import clean_up_first
 
 IMPOSSIBLE = "dependency_impossible"
 WAIT_CHILDREN = "wait_children"
@@ -146,10 +148,14 @@ def _fires(before: Join | None, join: Join) -> bool:
 
 def _skip(snapshot: Snapshot, now: Millis, life: Life) -> "Change[object]":
     """One that never ran is skipped; one with an attempt in hand is cancelled, its lease with
-    it: nothing that ran was skipped."""
+    it, unless it cleans up first: nothing that ran was skipped."""
+    if life.cleanup is not None:
+        return Change(None, snapshot, stand(snapshot, now, life))
     if snapshot.current_attempt is None:
         return end(snapshot, now, Outcome.SKIPPED, EventKind.SKIPPED, life, IMPOSSIBLE)
     life = replace(life, cancel_reason=IMPOSSIBLE, cancelled_by="flow_cascade")
+    if (span := cleanup_time(snapshot)) is not None:
+        return clean_up_first(snapshot, now, life, Outcome.CANCELLED, span, IMPOSSIBLE)
     return end(snapshot, now, Outcome.CANCELLED, EventKind.CANCELLED, life, IMPOSSIBLE)
 
 

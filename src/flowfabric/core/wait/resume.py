@@ -4,7 +4,7 @@ However it ends, the execution continues the attempt that suspended it (unless a
 execution), and every wait that is over becomes a recorded step.
 """
 
-from typing import Never
+from typing import Any, Never
 from uuid import UUID
 
 import msgspec
@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import NotSuspended
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import NO_TIME, Millis
+from flowfabric.core.execution import cleanup as cleanup_rules
 from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.ending import end, event_of
 from flowfabric.core.execution.event import EventKind
@@ -22,6 +23,7 @@ from flowfabric.core.execution.lease import AlreadySatisfied, present
 from flowfabric.core.execution.model import (
     Failure,
     Gate,
+    Life,
     Outcome,
     Snapshot,
     Suspended,
@@ -119,6 +121,16 @@ def woken_for_cleanup(snapshot: Snapshot, now: Millis) -> Snapshot:
     return end_suspension(snapshot, now, suspension, SuspensionEnd(reason=CLEANUP, done={}))[0]
 
 
+def clean_up_first(
+    snapshot: Snapshot, now: Millis, life: Life, outcome: Outcome, span: Millis, reason: str
+) -> "Change[Any]":
+    """Begins the clean-up of an execution that is to end so; one that is suspended is woken."""
+    woken = woken_for_cleanup(snapshot, now)
+    life = replace(life, waits=woken.life.waits)
+    after, event = cleanup_rules.begin(woken, now, life, outcome, span, reason)
+    return Change(None, snapshot, after, (event,))
+
+
 def close_suspension(
     waits: Waits, now: Millis, suspension: Suspension, end: SuspensionEnd
 ) -> Waits:
@@ -193,13 +205,24 @@ def expire_suspension(
 def _end(
     snapshot: Snapshot, now: Millis, behaviour: Behaviour
 ) -> "Change[SuspensionExpired | AlreadySatisfied]":
+    """Ends the execution, after its clean-up if it asked for one. A wait of the clean-up itself
+    ends it as the clean-up says."""
     outcome, kind = _ENDINGS[behaviour]
     reason = f"suspension_timeout:{behaviour}"
+    failure, cleanup = Failure(message=reason, category="timeout"), snapshot.life.cleanup
+    if cleanup is not None:
+        ended = cleanup_rules.end_after(snapshot, now, cleanup, failure=failure)
+        return _expired(snapshot, ended, behaviour)
     if behaviour is Behaviour.CANCEL:
         life = replace(snapshot.life, cancel_reason=reason, cancelled_by="system_timeout")
+        span = cleanup_rules.cleanup_time(snapshot)
     else:
-        life = replace(snapshot.life, failure=Failure(message=reason, category="timeout"))
-    return _expired(snapshot, end(snapshot, now, outcome, kind, life, reason), behaviour)
+        life = replace(snapshot.life, failure=failure)
+        span = life.undo_time
+    if span is None:
+        return _expired(snapshot, end(snapshot, now, outcome, kind, life, reason), behaviour)
+    change = clean_up_first(snapshot, now, life, outcome, span, reason)
+    return _expired(snapshot, change, behaviour)
 
 
 def _auto_resume(
@@ -263,7 +286,7 @@ def _escalate(
 
 
 def _expired(
-    snapshot: Snapshot, change: "Change[Never]", behaviour: Behaviour
+    snapshot: Snapshot, change: "Change[Any]", behaviour: Behaviour
 ) -> "Change[SuspensionExpired | AlreadySatisfied]":
     state = vector(change.after or snapshot).public
     return replace(change, outcome=SuspensionExpired(snapshot.execution.id, behaviour, state))
