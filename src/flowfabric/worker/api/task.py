@@ -99,7 +99,10 @@ class Task(Generic[P, R]):
         if self.takes_context:
             raise Invalid(f"{self.name}: a task that runs in a process cannot take a context")
         if self.options.on_cancel == "cleanup" or self.options.cleanup_timeout is not None:
-            raise Invalid(f"{self.name}: a task that runs in a process cannot clean up")
+            raise Invalid(
+                f"{self.name}: a task that runs in a process cannot clean up; remove on_cancel and "
+                "cleanup_timeout, or process=True"
+            )
         address = getattr(self.function, "__qualname__", "<")
         if "<" in address or inspect.ismethod(self.function):
             raise Invalid(f"{self.name}: a task that runs in a process must be a module's function")

@@ -253,7 +253,8 @@ class Executor:
         finally:
             active.handling = False
             scope.close()
-        return finishing(active.claim, failure, error or raised)
+        reason = "" if active.notice is None else active.notice.reason
+        return finishing(active.claim, failure, error or raised, reason)
 
     async def _ended_by_others(self, active: ActiveRun) -> Reported | None:
         """How the run was ended while its handler ran here, such as by a cancel."""

@@ -156,9 +156,12 @@ def _failing(claim: Claim, failure: Failure, retry_after: Millis | None = None) 
     return report
 
 
-def finishing(claim: Claim, failure: Failure | None, error: Exception | None) -> Report:
-    """Ends a run that was cleaned up: `failure` is why it has failed, None if it was cancelled. A
-    cancelled one whose clean-up raised an `error` is tried again if it has retries left."""
+def finishing(
+    claim: Claim, failure: Failure | None, error: Exception | None, reason: str = ""
+) -> Report:
+    """Ends a run that was cleaned up: `failure` is why it has failed, None if it was cancelled for
+    a `reason`. A cancelled one whose clean-up raised an `error` is tried again if it has retries
+    left."""
 
     async def report(engine: Engine) -> Reported:
         wrong = None if error is None else failure_of(error)
@@ -169,7 +172,8 @@ def finishing(claim: Claim, failure: Failure | None, error: Exception | None) ->
             if isinstance(answer, TerminalFailed):
                 return Reported("cancelled", wrong)
         ended = await engine.attempts.finish_cleanup(claim, wrong)
-        return Reported(_ENDINGS[ended.state], failure or wrong)
+        why = failure or wrong or Failure(reason, Category.CANCELLED)
+        return Reported(_ENDINGS[ended.state], why)
 
     return report
 
