@@ -170,11 +170,11 @@ class Life(Sleeper):
     def owner_cancels(self, fence: Fence, now: int) -> Answers:
         if self.outcome == "cancelled":
             if self.latest == ("cancel", fence):
-                return one("Cancelled")
-            return one("Cancelled") | one("NotActive")
+                return one("CancelAnswer")
+            return one("CancelAnswer") | one("NotActive")
         self._gate(fence, now)
         self._end("cancelled", now)
-        return self._effect("cancel", fence, ("Cancelled",))
+        return self._effect("cancel", fence, ("CancelAnswer",))
 
     def record(self, fence: Fence, now: int, name: str, doc: bytes) -> Answers:
         """A step beside the lease; the first record of a name stays."""
@@ -195,10 +195,10 @@ class Life(Sleeper):
     def cancel(self, now: int) -> Answers:
         if self.stage is Stage.ENDED:
             if self.outcome == "cancelled":
-                return one("Cancelled")
+                return one("CancelAnswer")
             raise Refused("NotActive")
         self._end("cancelled", now)
-        return one("Cancelled")
+        return one("CancelAnswer")
 
     def revoke(self, now: int) -> Answers:
         if self.stage is Stage.LOST:
