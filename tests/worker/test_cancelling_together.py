@@ -5,8 +5,7 @@ import asyncio
 
 import pytest
 
-from flowfabric import Cancelled, Context, RunFailed
-from flowfabric.core.execution.retry import Fixed
+from flowfabric import Cancelled, Context, Fixed, RunFailed
 from flowfabric.fabric import Fabric
 from flowfabric.worker.api.hooks import AttemptEnd
 from tests.worker.bench import Bench, Log, working
@@ -20,7 +19,7 @@ async def test_a_cleanup_step_with_long_pauses_gives_the_slot_back(
     """As a step of the handler's own clean-up, or as a compensation."""
     log, broken = Log(), True
 
-    @bench.fabric.step(retries=5, backoff=Fixed(delay=20_000))
+    @bench.fabric.step(retries=5, backoff=Fixed(delay="20s"))
     async def refund() -> None:
         log.append("tries")
         if broken:
@@ -53,7 +52,7 @@ async def test_a_cleanup_step_with_long_pauses_gives_the_slot_back(
 async def test_compensations_with_long_pauses_run_after_a_failure(bench: Bench) -> None:
     log, broken = Log(), True
 
-    @bench.fabric.step(retries=5, backoff=Fixed(delay=20_000))
+    @bench.fabric.step(retries=5, backoff=Fixed(delay="20s"))
     async def refund() -> None:
         log.append("tries")
         if broken:
@@ -79,7 +78,7 @@ async def test_compensations_with_long_pauses_run_after_a_failure(bench: Bench) 
 async def test_a_cancel_between_two_tries_of_a_step_begins_no_other(bench: Bench) -> None:
     log = Log()
 
-    @bench.fabric.step(retries=5, backoff=Fixed(delay=3_600_000))
+    @bench.fabric.step(retries=5, backoff=Fixed(delay="1h"))
     async def charge() -> None:
         log.append("tries")
         raise OSError("no network")
