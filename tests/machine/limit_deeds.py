@@ -243,7 +243,7 @@ async def spend(play: LimitPlay, a: int, b: int, other: bool) -> None:
     amounts, key = _amounts(b), str(play.fresh())
     if b % 4 == 0 and play.book.wanted:
         key = _pick(list(play.book.wanted), a)
-        names, amounts = play.book.wanted[key]
+        names, amounts = play.book.wanted[key][0]
     execution = None
     if names != (LOOSE,):
         if not names or not play.seen:

@@ -59,7 +59,7 @@ class Book:
     lane_bounds: dict[str, int] = field(default_factory=dict)
     accounts: dict[str, Account] = field(default_factory=dict)
     aside: dict[UUID, Aside] = field(default_factory=dict)
-    wanted: dict[str, tuple[tuple[str, ...], Amounts]] = field(default_factory=dict)
+    wanted: dict[str, list[tuple[tuple[str, ...], Amounts]]] = field(default_factory=dict)
     """What was asked for under a key."""
     counted: dict[str, set[str]] = field(default_factory=dict)
     """The budgets that remember a key."""
@@ -162,9 +162,10 @@ class Book:
     # -- budgets
 
     def want(self, key: str, names: tuple[str, ...], amounts: Amounts) -> None:
-        """Somebody is about to charge this, perhaps not for the first time."""
+        """Somebody is about to charge this, perhaps not for the first time, and perhaps beside
+        somebody who charges something else for the same key."""
         if not self.counted.get(key):
-            self.wanted[key] = (names, amounts)
+            self.wanted.setdefault(key, []).append((names, amounts))
 
     def post(self, books: BudgetLedger) -> None:
         """What was written: new periods begin with nothing, keys are counted once."""
@@ -224,10 +225,21 @@ class Book:
 
     def _charge(self, key: str, books: BudgetLedger) -> None:
         assert not self.counted.get(key), f"{key} is counted again"
-        names, amounts = self.wanted[key]
+        names, amounts = self._counted_amounts(key, books)
         self.counted[key] = {name for name, word in books.new_charges if word == key}
         for budget in chain(books.budgets, [name for name in names if name in books.budgets]):
             self.accounts[budget.name].charged.update(amounts)
+
+    def _counted_amounts(self, key: str, books: BudgetLedger) -> tuple[tuple[str, ...], Amounts]:
+        """Of what was wanted for a key at once, that which the budgets show."""
+        for names, amounts in self.wanted[key]:
+            budgets = chain(books.budgets, [name for name in names if name in books.budgets])
+            if all(
+                _total(each) == +(self.accounts[each.name].charged + Counter(amounts))
+                for each in budgets
+            ):
+                return names, amounts
+        return self.wanted[key][0]
 
     def _remove(self, name: str) -> None:
         self.accounts.pop(name, None)

@@ -72,6 +72,8 @@ def play(plan: Plan, bench: Bench, examples: int, *, deep: bool) -> None:
             max_examples=asked,
             stateful_step_count=plan.steps * (2 if longer else 1),
             deadline=None,
+            # The same examples every time, except where somebody looks for new ones.
+            derandomize=not longer,
             print_blob=True,
             suppress_health_check=list(HealthCheck),
         ),

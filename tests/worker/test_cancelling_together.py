@@ -19,7 +19,7 @@ async def test_a_cleanup_step_with_long_pauses_gives_the_slot_back(
     """As a step of the handler's own clean-up, or as a compensation."""
     log, broken = Log(), True
 
-    @bench.fabric.step(retries=5, backoff=Fixed(delay=20))
+    @bench.fabric.step(retries=5, backoff=Fixed(delay="20s"))
     async def refund() -> None:
         log.append("tries")
         if broken:
@@ -52,7 +52,7 @@ async def test_a_cleanup_step_with_long_pauses_gives_the_slot_back(
 async def test_compensations_with_long_pauses_run_after_a_failure(bench: Bench) -> None:
     log, broken = Log(), True
 
-    @bench.fabric.step(retries=5, backoff=Fixed(delay=20))
+    @bench.fabric.step(retries=5, backoff=Fixed(delay="20s"))
     async def refund() -> None:
         log.append("tries")
         if broken:

@@ -25,7 +25,7 @@ class Flaky:
 
     def __init__(self, bench: Bench, failures: int) -> None:
         self.calls = 0
-        self.step = bench.fabric.step(retries=5, backoff=Fixed(delay=MINUTE))(self.charge)
+        self.step = bench.fabric.step(retries=5, backoff=Fixed(delay="1m"))(self.charge)
         self._failures = failures
 
     async def charge(self) -> str:
