@@ -63,7 +63,7 @@ async def limited(ctx: Context, number: int) -> list[str]:
 
 async def poison(ctx: Context, number: int) -> None:
     """Kills the process that runs it, like a segmentation fault or the out-of-memory killer."""
-    _ledger().write("poison", str(ctx.info.id))
+    _ledger().write("poison", ctx.info.id.tagged)
     os._exit(POISON_EXIT)
 
 
@@ -73,7 +73,7 @@ async def _step(ctx: Context, name: str) -> str:
 
     `look` bounds how long the process may have been frozen between the engine's last look at the
     lease and the first line of the step."""
-    run = str(ctx.info.id)
+    run = ctx.info.id.tagged
 
     def work() -> str:
         value = secrets.token_hex(4)

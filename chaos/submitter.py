@@ -41,7 +41,7 @@ class Submitter:
     async def _one(self, kind: str, number: int) -> None:
         call = self._fabric.get_task(kind).with_options(key=f"{kind}-{number}")
         run: Run[Any] = await insist(lambda: call.submit(number))
-        self._ledger.write("ack", str(run.id), kind)
+        self._ledger.write("ack", run.id.tagged, kind)
         if kind == "listener":
             await asyncio.sleep(self._dice.uniform(0, 3))
             await insist(lambda: self._fabric.signal(run, "go", number, key=f"go-{number}"))
