@@ -28,6 +28,8 @@ def version_token(kind: str, version: str) -> str:
 
 def version_of(route: Route) -> str | None:
     """The version that a run is pinned to, None if it is pinned to none."""
+    if not route.capabilities:  # most have none, and this is asked for every claim
+        return None
     prefix = _of_task(route.kind)
     pins = (token for token in route.capabilities if token.startswith(prefix))
     return next((token.removeprefix(prefix) for token in pins), None)
