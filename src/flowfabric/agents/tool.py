@@ -118,7 +118,8 @@ class Tool(Generic[P, R]):
 
     def call_sync(self, ctx: SyncContext, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """As `call`, in a task that is a plain function."""
-        return ctx._block(self.call(ctx._context, *args, **kwargs))  # type: ignore[no-any-return]
+        result: R = ctx._block(self.call(ctx._context, *args, **kwargs))
+        return result
 
     def _arguments(self, typed: "_Typed") -> dict[str, Any]:
         bound = self._signature.bind(tuple(typed[0]), typed[1])

@@ -85,7 +85,6 @@ async def issue(  # noqa: PLR0913 - the options are the interface
         route_snapshot=route_snapshot,
         admission_summary=admission_summary,
     )
-    answer: Granted | NotReclaimable | ReclaimCapExceeded
     if reclaim:
         answer = await engine.grants.issue_reclaim(
             run,
@@ -96,18 +95,23 @@ async def issue(  # noqa: PLR0913 - the options are the interface
             key=key,
             notes=notes,
         )
+        _print_grant(screen, _reclaimable(answer))
     else:
-        answer = await engine.grants.issue(
+        granted = await engine.grants.issue(
             run, who, capabilities=offers, ttl=span, key=key, notes=notes
         )
+        _print_grant(screen, granted)
+
+
+def _reclaimable(answer: Granted | NotReclaimable | ReclaimCapExceeded) -> Granted:
     match answer:
         case NotReclaimable(detail=detail):
             raise CommandError(detail, ExitCode.FAILED, "not_reclaimable")
         case ReclaimCapExceeded(reclaims=count):
             text = f"the run was reclaimed {count} times, which is its cap"
             raise CommandError(text, ExitCode.FAILED, "reclaim_cap_exceeded")
-        case Granted():
-            _print_grant(screen, answer)
+        case _:
+            return answer
 
 
 def _who(worker: str, instance: str | None) -> str | WorkerIdentity:

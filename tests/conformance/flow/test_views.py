@@ -50,7 +50,7 @@ async def test_an_unknown_flow_is_nothing(lab: Lab) -> None:
         with pytest.raises(NotFound):
             await call(id)
     with pytest.raises(Invalid):
-        await views.get("flow")  # type: ignore[arg-type]
+        await views.get("flow")
 
 
 async def test_a_declared_flow_tells_its_size_and_its_tags(lab: Lab) -> None:

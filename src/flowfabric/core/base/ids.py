@@ -143,7 +143,7 @@ def parse_run_id(given: object) -> ExecutionId | UUID:
         return given
     if isinstance(given, str) and _UUID.fullmatch(given) and not isinstance(given, ExecutionId):
         return UUID(given)
-    return ExecutionId(given)  # type: ignore[arg-type]  # it refuses what is no text
+    return ExecutionId.of(*_split(given))
 
 
 def without_tags(text: str) -> str:

@@ -175,8 +175,8 @@ def _supplied(row: StepRow | None, name: str, value: bytes, now: Millis) -> Reco
     several, or for a decision, ends as if an operator had resumed the run."""
     record = Recorded(value=msgspec.Raw(value), skipped=True, ended_at=now)
     if name.startswith(_ANSWERED):
-        key, nobody = name.partition(":")[2], UUID(int=0)
-        signal = Signal(0, nobody, nobody, key, key, now, payload=value)
+        key, no_id = name.partition(":")[2], UUID(int=0)
+        signal = Signal(0, no_id, no_id, key, key, now, payload=value)
         carried = CarriedWait(signals=(signal,))
         record = replace(record, waited=Waited.SIGNALLED, carried=carried)
     elif name.startswith(_WAITS):

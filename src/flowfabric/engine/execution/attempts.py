@@ -88,8 +88,9 @@ class Attempts(Service):
             result = check_bytes(result, "result", MAX_RESULT)
         if isinstance(owned, Claim):
             change = rules.complete(owned.snapshot, self._now(), _SELF, result)
-            if change.plain_end and await self._ends.put(change):
-                return Completed(owned.id)
+            done = change.outcome
+            if isinstance(done, Completed) and change.plain_end and await self._ends.put(change):
+                return done
         id, owner = self.unpack(owned)
         return await self._decide(id, rules.complete, owner, result)
 

@@ -74,7 +74,7 @@ class FlowViews(Service):
         super().__init__(context)
         self._resolver = resolver
 
-    async def get(self, id: UUID) -> Flow | None:
+    async def get(self, id: UUID | str) -> Flow | None:
         """The flow with every ending counted, also those that are still in its outbox."""
         key = parse_uuid(id, "flow")
         flow = await find(self._context.store, FLOWS, key)
@@ -120,7 +120,7 @@ class FlowViews(Service):
         *,
         namespace: str | None = None,
         kind: str | None = None,
-        states: tuple[FlowState, ...] = (),
+        states: tuple[FlowState | str, ...] = (),
         tag: tuple[str, str] | None = None,
         after: tuple[Millis, UUID] | None = None,
         limit: int = 100,

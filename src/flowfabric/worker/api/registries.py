@@ -347,7 +347,7 @@ class StoredFlowsApi:
 
     async def get(self, id: UUID | str) -> FlowInfo:
         """The flow with this id. Raises NotFound if there is none."""
-        found = await (await self._client.engine()).flow_views.get(id)  # type: ignore[arg-type]
+        found = await (await self._client.engine()).flow_views.get(id)
         if found is None:
             raise NotFound("flow", id)
         return flow_info(found)
@@ -382,7 +382,7 @@ class StoredFlowsApi:
             return engine.flow_views.page(
                 namespace=namespace,
                 kind=name,
-                states=states,  # type: ignore[arg-type]  # the engine knows the words
+                states=states,
                 tag=pair,
                 after=after,
                 limit=size,

@@ -193,7 +193,9 @@ class SyncContext(BlockingProxy[Context]):
                 drop(work)
             raise
         names = dict(zip(named, works[len(branches) :], strict=True))
-        return self._block(self._context.race(*works[: len(branches)], **names))  # type: ignore[no-any-return]
+        race = self._context.race(*works[: len(branches)], **names)
+        winner: Winner[Any] = self._block(race)
+        return winner
 
     first_of = race
 

@@ -42,13 +42,13 @@ def log_attempt(end: AttemptEnd) -> None:
     log.log(level, "%s", _text(end), extra=fields, exc_info=end.error if failed else None)
 
 
-def log_takeover(claim: Claim, run: str) -> None:
+def log_takeover(claim: Claim) -> None:
     """Logs the attempt before the one that a claim starts: its worker has lost it, and so could
     not log anything itself."""
     lost = claim.snapshot.life.lapsed
     if lost is None:
         return
-    attempt, reason = lost.index + 1, lost.reason
+    run, attempt, reason = str(claim.uuid), lost.index + 1, lost.reason
     log.warning(
         "run %s of task %s was lost by worker %s in attempt %d%s; attempt %d starts here",
         run,

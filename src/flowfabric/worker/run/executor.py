@@ -106,8 +106,11 @@ class ActiveRun:
     @property
     def fields(self) -> dict[str, object]:
         """What records of the log carry about this run."""
-        run = str(run_info(self.claim.snapshot).id)
-        return {"run": run, "task": self.claim.kind, "attempt": self.claim.attempt + 1}
+        return {
+            "run": str(self.claim.uuid),
+            "task": self.claim.kind,
+            "attempt": self.claim.attempt + 1,
+        }
 
     @property
     def error(self) -> Exception | None:

@@ -22,7 +22,6 @@ from flowfabric.core.execution.versions import version_of
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim, check_ttl
 from flowfabric.store.contract import Store
-from flowfabric.worker.api.context import run_info
 from flowfabric.worker.api.task import Task, fingerprints_of, handler_at, pins_of
 from flowfabric.worker.errors import DRAIN, LOST
 from flowfabric.worker.run.attempt_log import log_takeover
@@ -230,7 +229,7 @@ class Worker:
         active = ActiveRun(claim, _handler(self._tasks, claim), WorkerLease(claim, age / 1000))
         self._supersede(active)
         if claim.lease.start is Start.RECLAIM:
-            log_takeover(claim, str(run_info(claim.snapshot).id))
+            log_takeover(claim)
         self.active[active.key] = active
         self._slots.take(claim.kind)
         if self._heartbeat is not None:
