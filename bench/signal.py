@@ -25,7 +25,7 @@ from flowfabric.core.base.ids import new_uuid7
 from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.submission import Submission
 from flowfabric.core.wait.condition.model import Count, CountKind
-from flowfabric.core.wait.suspend import Binding, Suspend, Wait
+from flowfabric.core.wait.suspend import Binding, NowSuspended, Suspend, Wait
 from flowfabric.engine.engine import Engine
 
 MANY = 1000
@@ -152,6 +152,7 @@ async def _counting(engine: Engine) -> tuple[Any, Any]:
     wait = Wait(condition=Count(SOURCES, CountKind.SOURCES, ("go",)), bindings=(binding,))
     request = Suspend(id=new_uuid7(now, secrets.randbits(74)), waits=(wait,))
     answer = await engine.suspensions.suspend(claim, request)
+    assert isinstance(answer, NowSuspended)
     return claim, answer.primary
 
 

@@ -191,6 +191,16 @@ def test_a_block_is_exactly_one_statement(write: Writer, body: str) -> None:
     assert "statements, not one" in write.check_sql()[0]
 
 
+def test_rows_to_delete_are_locked_once(write: Writer) -> None:
+    """`in (select … skip locked)` may run again for each row, and deletes beyond its limit then."""
+    locked = "select id from note order by max(at, 0) limit $1 for update skip locked"
+    write.sql("common", f"-- name: old_notes\ndelete from note where id in (\n    {locked}\n)\n")
+    write.use("old_notes")
+    assert "old_notes locks in" in write.check_sql()[0]
+    write.sql("common", f"-- name: old_notes\ndelete from note where id = any(array({locked}))\n")
+    assert write.check_sql() == []
+
+
 def test_a_semicolon_in_a_text_ends_no_statement(write: Writer) -> None:
     write.sql("common", "-- name: all_notes\nselect 'it''s; fine';\n")
     write.use("all_notes")

@@ -158,6 +158,7 @@ SQL = re.compile(
 HEAD = re.compile(r"^-- (name|part):(.*)$", re.MULTILINE)
 INCLUDE = re.compile(r"^ *-- include: (\w+)\s*$", re.MULTILINE)
 COMMENT = re.compile(r"--[^\n]*")
+REPEATED = re.compile(r"\bin \((?:[^()]|\([^()]*\))*\bskip locked\b")
 TEXT = re.compile(r"'(?:[^']|'')*'")
 
 
@@ -208,6 +209,9 @@ def check_query(query: Query) -> Iterator[str]:
     statements = [part for part in code.split(";") if part.strip()]
     if len(statements) != 1:
         yield f"{query.place}: {query.name} has {len(statements)} statements, not one"
+    if REPEATED.search(code):
+        # the planner may run the query again for each row, each time past the rows it has locked
+        yield f"{query.place}: {query.name} locks in `in (select …)`; use `= any(array(select …))`"
 
 
 def check_parts(blocks: Mapping[str, list[Query]]) -> Iterator[str]:

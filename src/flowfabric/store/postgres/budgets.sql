@@ -137,8 +137,10 @@ select compared.stands, cast(pg_current_xact_id() as text) from compared
 select bool_or(pg_xact_status(cast(x as xid8)) = 'committed') from unnest($1::text[]) as x
 
 -- name: trimmed_charges
-delete from {schema}.charge where (budget, key) in (
-    select budget, key from {schema}.charge where until <= $1
-    order by until limit $2 for update skip locked
-)
+-- The array is made once. A plain `in (select … limit …)` may be planned as a loop that runs the
+-- query again for each row, and then deletes more than the limit.
+delete from {schema}.charge where ctid = any(array(
+    select c.ctid from {schema}.charge c where c.until <= $1
+    order by c.until limit $2 for update skip locked
+))
 returning key

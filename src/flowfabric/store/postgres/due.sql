@@ -93,7 +93,8 @@ delete from {schema}.done where id = any($1::uuid[])
 delete from {schema}.execution where id = any($1::uuid[])
 
 -- name: lapsed_keys
-delete from {schema}.dedup where (namespace, key) in (
-    select namespace, key from {schema}.dedup where until <= $1
-    order by until limit $2 for update skip locked
-)
+-- By an array, as `trimmed_charges` says.
+delete from {schema}.dedup where ctid = any(array(
+    select k.ctid from {schema}.dedup k where k.until <= $1
+    order by k.until limit $2 for update skip locked
+))
