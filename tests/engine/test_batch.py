@@ -82,6 +82,49 @@ async def test_a_flush_has_a_largest_number_of_items(monkeypatch: pytest.MonkeyP
     assert door.batches == [["a", "b"], ["c", "d"], ["e"]]
 
 
+class Watch:
+    """A clock that is set by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(batch, "monotonic", lambda: self.now)
+
+
+async def test_callers_in_step_are_parted_into_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of work for longer than its last flush took, a batcher flushes half of what waits; while
+    it has work it takes everything."""
+    monkeypatch.setattr(batch, "FEW", 3)
+    watch = Watch(monkeypatch)
+    batches: list[list[str]] = []
+
+    async def flush(items: list[str]) -> list[str]:
+        batches.append(items)
+        watch.now += 1
+        return items
+
+    batcher = Batcher("test", flush, halves=True)
+    await asyncio.gather(*(batcher.put(item) for item in "abcdefg"))
+    assert batches == [["a", "b", "c", "d"], ["e", "f", "g"]]
+    watch.now += 1.4  # both halves come back one after the other: there is hardly a pause
+    await asyncio.gather(*(batcher.put(item) for item in "abcde"))
+    assert batches[2:] == [["a", "b", "c", "d", "e"]]
+    watch.now += 1.6
+    await asyncio.gather(*(batcher.put(item) for item in "abcde"))
+    assert batches[3:] == [["a", "b", "c"], ["d", "e"]]
+    watch.now += 1.6
+    await asyncio.gather(*(batcher.put(item) for item in "abc"))
+    assert batches[5:] == [["a", "b", "c"]]  # too few
+
+
+async def test_a_batcher_without_halves_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "FEW", 1)
+    Watch(monkeypatch)
+    door = Door(is_open=True)
+    batcher = Batcher("test", door.flush)
+    await asyncio.gather(*(batcher.put(item) for item in "bcde"))
+    assert door.batches == [["b", "c", "d", "e"]]
+
+
 async def test_the_documented_caps_are_those_of_the_design() -> None:
     assert (batch.MAX_ITEMS, batch.MAX_BYTES) == (500, 4 << 20)
 

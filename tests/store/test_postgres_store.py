@@ -71,6 +71,27 @@ async def test_what_was_submitted_can_be_loaded(bench: Bench) -> None:
     assert loaded == {c.snapshot.execution.uuid: c.snapshot for c in creations}
 
 
+@pytest.mark.parametrize(
+    "members",
+    [
+        [{}, {}, {}],
+        [{"priority": 3}, {"priority": 3}],
+        [{"priority": 3}, {"priority": 3}, {"priority": 2}],
+        [{}, {"delay_until": 2_000_000_000_000}, {}],
+        [{"delay_until": 2_000_000_000_000}] * 2,
+        [{"deadline_at": 2_000_000_000_000}, {}],
+        [{"lane": "a"}, {"lane": "a"}, {"lane": "b"}],
+    ],
+)
+async def test_what_all_of_a_batch_share_is_written_for_each(
+    bench: Bench, members: list[dict[str, Any]]
+) -> None:
+    creations = [bench.creation(**each) for each in members]
+    assert await bench.store.submit(creations, bench.now) == [None] * len(members)
+    loaded = await bench.store.load([c.snapshot.execution.uuid for c in creations])
+    assert loaded == {c.snapshot.execution.uuid: c.snapshot for c in creations}
+
+
 async def test_an_id_is_created_once(bench: Bench) -> None:
     first = await bench.submit(payload=b"1")
     again = bench.creation(id=id_of(first), payload=b"2")

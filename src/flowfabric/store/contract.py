@@ -416,6 +416,8 @@ class Store(ExecutionStore, HistoryStore, WaitStore, FlowStore, LimitStore, Work
     """One database. Opened by `open_store(url)`, closed by `close`."""
 
     name: str
+    is_server: bool
+    """Whether the database works in a process of its own, so that this one can go on meanwhile."""
     clock: StoreClock
     hints: Hints
 

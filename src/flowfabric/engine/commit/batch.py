@@ -3,11 +3,18 @@
 There is no timer. An idle caller's item goes at once; a busy moment makes larger batches by itself.
 Each caller waits only for its own item, and cancelling one caller does not affect the others: the
 flush runs in the batcher's own task.
+
+Callers that wait for one another's flushes fall into step: a hundred that submit, run and complete
+all submit at once, then all complete at once, and while the database works the process does
+nothing, and the other way round. A batcher with `halves` notices that (it was idle for longer than
+its last flush took) and flushes half of what waits: from then on one half is prepared while the
+other is written.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from time import monotonic
 from typing import Generic, TypeVar
 
 from flowfabric.core.base.errors import FlowFabricError, Invalid, Locked, Overloaded
@@ -18,6 +25,10 @@ Answer = TypeVar("Answer")
 MAX_ITEMS = 500
 MAX_BYTES = 4 << 20
 CAPACITY = 50_000
+FEW = 24
+"""So many are never halved: a statement has a price of its own."""
+IDLE = 1.5
+"""A batcher is out of work when it was idle for so many times its last flush."""
 
 Flush = Callable[[list[Item]], Awaitable[Sequence[Answer | Exception]]]
 
@@ -35,7 +46,7 @@ class Batcher(Generic[Item, Answer]):
 
     `flush` answers for every item in order; an answer that is an exception is raised for that
     item's caller alone. `keys` names what must not occur twice in one batch: the second item
-    rides the next one.
+    rides the next one. `halves` is for a database that works in a process of its own.
     """
 
     def __init__(
@@ -46,12 +57,15 @@ class Batcher(Generic[Item, Answer]):
         keys: Callable[[Item], tuple[Hashable, ...]] = _nothing,
         weight: Callable[[Item], int] = _weightless,
         capacity: int = CAPACITY,
+        halves: bool = False,
     ) -> None:
         self.name = name
         self._flush = flush
         self._keys = keys
         self._weight = weight
         self._capacity = capacity
+        self._halves = halves
+        self._flushed_at = self._took = 0.0
         self._queue: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._alone: set[asyncio.Task[None]] = set()
@@ -80,9 +94,20 @@ class Batcher(Generic[Item, Answer]):
     async def _run(self) -> None:
         try:
             while self._queue:
-                await self._flush_one(self._next_batch())
+                began = monotonic()
+                await self._flush_one(self._next_batch(self._most(began)))
+                self._flushed_at = monotonic()
+                self._took = self._flushed_at - began
         finally:
             self._task = None
+
+    def _most(self, now: float) -> int:
+        """How many items the next batch may have."""
+        waiting = len(self._queue)
+        out_of_work = now - self._flushed_at > self._took * IDLE
+        if self._halves and out_of_work and waiting > FEW:
+            return min(MAX_ITEMS, (waiting + 1) // 2)
+        return MAX_ITEMS
 
     async def _flush_one(self, batch: list[tuple[Item, "asyncio.Future[Answer]"]]) -> None:
         try:
@@ -106,13 +131,13 @@ class Batcher(Generic[Item, Answer]):
         for (_, future), answer in zip(batch, answers, strict=True):
             _settle(future, answer)
 
-    def _next_batch(self) -> list[tuple[Item, "asyncio.Future[Answer]"]]:
+    def _next_batch(self, most: int) -> list[tuple[Item, "asyncio.Future[Answer]"]]:
         batch: list[tuple[Item, asyncio.Future[Answer]]] = []
         later: list[tuple[Item, asyncio.Future[Answer]]] = []
         seen: set[Hashable] = set()
         size = 0
         # Not through the whole queue for one item, when many thousands share a key.
-        while self._queue and len(batch) < MAX_ITEMS and len(later) < MAX_ITEMS:
+        while self._queue and len(batch) < most and len(later) < MAX_ITEMS:
             entry = self._queue.popleft()
             weight = self._weight(entry[0])
             if batch and size + weight > MAX_BYTES:

@@ -74,7 +74,11 @@ class Attempts(Service):
         super().__init__(context)
         self._claims = claims
         self._ends: Batcher[Change[object], bool] = Batcher(
-            "end", partial(_flush_ends, context), keys=_change_keys, weight=_change_weight
+            "end",
+            partial(_flush_ends, context),
+            keys=_change_keys,
+            weight=_change_weight,
+            halves=context.store.is_server,
         )
         self._steps: Batcher[tuple[UUID, int], list[Step]] = Batcher("steps", context.store.steps)
         self._notes: Batcher[SideWrite, bool] = Batcher(

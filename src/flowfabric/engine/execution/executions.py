@@ -64,7 +64,11 @@ class Executions(Service):
         self._resolver = resolver
         self._cuts = cuts
         self._creations: Batcher[Creation, Submitted | Duplicate] = Batcher(
-            "submit", self._flush_creations, keys=_creation_keys, weight=_creation_weight
+            "submit",
+            self._flush_creations,
+            keys=_creation_keys,
+            weight=_creation_weight,
+            halves=context.store.is_server,
         )
 
     async def submit(self, submission: Submission) -> Submitted | Duplicate:

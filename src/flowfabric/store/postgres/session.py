@@ -117,14 +117,24 @@ def same(value: UUID) -> UUID:
     return value
 
 
-def columns(rows: Iterable[Sequence[Any]], width: int) -> Columns:
+def columns(rows: Iterable[Sequence[Any]], width: int, shared: Sequence[int] = ()) -> Columns:
     """The rows turned into one array per column, which is how a statement takes many rows.
 
-    A column without any value is sent as an empty array: `unnest` fills it up with NULL.
+    A column without any value is sent as an empty array: `unnest` fills it up with NULL. Of the
+    columns `shared`, one that has the same value in all rows is sent as that value alone: each
+    element costs the driver half a microsecond.
     """
-    found = list(zip(*rows, strict=True)) or [()] * width
+    found: list[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * width
+    for number in shared:
+        found[number] = _once(found[number])
     return [() if _is_void(column) else column for column in found]
 
 
-def _is_void(column: tuple[Any, ...]) -> bool:
+def _once(column: Sequence[Any]) -> Sequence[Any]:
+    if len(column) < 2 or column[0] is None or column.count(column[0]) < len(column):
+        return column
+    return column[:1]
+
+
+def _is_void(column: Sequence[Any]) -> bool:
     return not column or (column[0] is None and column.count(None) == len(column))

@@ -66,6 +66,7 @@ class PostgresStore:
     """A store in one schema of a database. Made by `open_postgres`; methods: the contract."""
 
     name = "postgres"
+    is_server = True
 
     def __init__(self, session: PostgresSession, keeper: ClockKeeper | None) -> None:
         self.session = session

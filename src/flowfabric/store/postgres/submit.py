@@ -32,7 +32,10 @@ Answers = dict[UUID, ExecutionId | None]
 MAX_ROUNDS = 5
 
 _FRESH = (1, 0, 0, Start.INITIAL, None)
-_READY_WIDTH = 6
+_NOT_READY = (None, None, None, None)
+_WIDTH = len(EXECUTION) + 1 + len(_NOT_READY)
+_SHARED = (EXECUTION.index("route"), len(EXECUTION) + 1, len(EXECUTION) + 2)
+"""Route, lead and flags are mostly the same for all."""
 
 
 async def submit(
@@ -175,17 +178,19 @@ def _number(creation: Creation) -> int:
 
 def _values(creations: Sequence[Creation], now: Millis, names: Names) -> list[Any]:
     """The parameters of the statement: one array per column of every table."""
-    executions, keys, deadlines, tags = [], [], [], []
-    ready: list[Row] = []
+    executions: list[Row] = []
     parked: list[Row] = []
+    keys, deadlines, tags = [], [], []
     for creation in creations:
         snapshot = creation.snapshot
         execution = snapshot.execution
-        executions.append((*execution_row(creation, names), creation.key is not None or None))
+        waits = _NOT_READY
         if isinstance(snapshot.state, Ready):
-            ready.append(_ready_row(snapshot, snapshot.state, names))
+            waits = _ready_part(snapshot, snapshot.state)
         else:
             parked.append(state_row(snapshot, names))
+        keyed = creation.key is not None or None
+        executions.append((*execution_row(creation, names), keyed, *waits))
         if creation.key is not None:
             key = (execution.route.namespace, creation.key, execution.uuid, creation.key_until)
             keys.append(key)
@@ -195,27 +200,20 @@ def _values(creations: Sequence[Creation], now: Millis, names: Names) -> list[An
             tags.append((execution.uuid, name, value, execution.created_at))
     keys.sort(key=lambda key: key[:2])
     return [
-        *columns(executions, len(EXECUTION) + 1),
+        *columns(executions, _WIDTH, shared=_SHARED),
         *columns(keys, 4),
         now,
-        *columns(ready, _READY_WIDTH),
         *columns(parked, len(COLUMNS[StateTable.PARKED])),
         *columns(deadlines, 2),
         *columns(tags, 4),
     ]
 
 
-def _ready_row(snapshot: Snapshot, state: Ready, names: Names) -> Row:
+def _ready_part(snapshot: Snapshot, state: Ready) -> Row:
     """What can differ between two executions that were just created and wait for a worker; the
     statement knows the rest."""
     head, next = snapshot.head, state.next
     if (head.version, head.epoch, next.attempt, next.start, state.hold) != _FRESH:
         raise AssertionError("an execution that was just created has no past")
-    return (
-        snapshot.execution.uuid,
-        head.rank,
-        int(head.flags),
-        write_life(head.life),
-        names.route_numbers[snapshot.execution.route],
-        next.timeout,
-    )
+    lead = head.rank - snapshot.execution.created_at
+    return (lead, int(head.flags), write_life(head.life), next.timeout)

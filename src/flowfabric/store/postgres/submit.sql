@@ -3,24 +3,36 @@
 -- name: submitted_executions
 -- Gives the ids that were created. Only keys of executions that do not exist are taken, and only
 -- executions whose key was taken are created. `(… in …) is true` stays a hashed lookup, whatever
--- joins the connection has switched off.
-with keyed as (
+-- joins the connection has switched off. A route, lead or flags that all share comes as one element.
+-- The lead is how far the rank is from the creation, the same for all of one priority; executions
+-- that do not wait for a worker have none.
+with given as materialized (
+    select
+        n.id, n.created_at, n.policy, n.facts, n.flow, n.payload, n.keyed, n.life, n.timeout,
+        case cardinality($3::integer[]) when 1 then ($3::integer[])[1] else n.route end as route,
+        case cardinality($9::bigint[]) when 1 then ($9::bigint[])[1] else n.lead end as lead,
+        case cardinality($10::smallint[]) when 1 then ($10::smallint[])[1] else n.flags end as flags
+    from unnest(
+        $1::uuid[], $2::bigint[], $3::integer[], $4::bytea[], $5::bytea[], $6::uuid[], $7::bytea[],
+        $8::boolean[], $9::bigint[], $10::smallint[], $11::bytea[], $12::bigint[]
+    ) as n (
+        id, created_at, route, policy, facts, flow, payload, keyed, lead, flags, life, timeout
+    )
+),
+keyed as (
     insert into {schema}.dedup (namespace, key, id, until)
     select k.namespace, k.key, k.id, k.until
-    from unnest($9::text[], $10::text[], $11::uuid[], $12::bigint[])
+    from unnest($13::text[], $14::text[], $15::uuid[], $16::bigint[])
         as k (namespace, key, id, until)
     where (select e.id from {schema}.execution e where e.id = k.id) is null
     on conflict (namespace, key) do update set id = excluded.id, until = excluded.until
-    where dedup.until <= $13
+    where dedup.until <= $17
     returning dedup.id
 ),
 made as (
     insert into {schema}.execution (id, created_at, route, policy, facts, flow, payload)
     select n.id, n.created_at, n.route, n.policy, n.facts, n.flow, n.payload
-    from unnest(
-        $1::uuid[], $2::bigint[], $3::integer[], $4::bytea[], $5::bytea[],
-        $6::uuid[], $7::bytea[], $8::boolean[]
-    ) as n (id, created_at, route, policy, facts, flow, payload, keyed)
+    from given n
     where n.keyed is null or (n.id in (select keyed.id from keyed)) is true
     on conflict (id) do nothing
     returning execution.id
@@ -30,11 +42,9 @@ made_ready as (
     insert into {schema}.ready (
         id, version, epoch, rank, flags, attempt, start, life, route, timeout, held_until
     )
-    select r.id, 1, 0, r.rank, r.flags, 0, 0, r.life, r.route, r.timeout, 0
-    from unnest(
-        $14::uuid[], $15::bigint[], $16::smallint[], $17::bytea[], $18::integer[], $19::bigint[]
-    ) as r (id, rank, flags, life, route, timeout)
-    where (r.id in (select made.id from made)) is true
+    select n.id, 1, 0, n.created_at + n.lead, n.flags, 0, 0, n.life, n.route, n.timeout, 0
+    from given n
+    where n.lead is not null and (n.id in (select made.id from made)) is true
 ),
 made_parked as (
     insert into {schema}.parked (
@@ -43,22 +53,22 @@ made_parked as (
     )
     select p.*
     from unnest(
-        $20::uuid[], $21::integer[], $22::integer[], $23::bigint[], $24::smallint[],
-        $25::integer[], $26::smallint[], $27::bytea[],
-        $28::bigint[], $29::smallint[], $30::bigint[], $31::bigint[], $32::bytea[],
-        $33::bigint[]
+        $18::uuid[], $19::integer[], $20::integer[], $21::bigint[], $22::smallint[],
+        $23::integer[], $24::smallint[], $25::bytea[],
+        $26::bigint[], $27::smallint[], $28::bigint[], $29::bigint[], $30::bytea[],
+        $31::bigint[]
     ) as p (id)
     where (p.id in (select made.id from made)) is true
 ),
 made_deadlines as (
     insert into {schema}.deadline (id, at)
-    select d.id, d.at from unnest($34::uuid[], $35::bigint[]) as d (id, at)
+    select d.id, d.at from unnest($32::uuid[], $33::bigint[]) as d (id, at)
     where (d.id in (select made.id from made)) is true
 ),
 made_tags as (
     insert into {schema}.tag (id, key, value, at)
     select t.id, t.key, t.value, t.at
-    from unnest($36::uuid[], $37::text[], $38::text[], $39::bigint[]) as t (id, key, value, at)
+    from unnest($34::uuid[], $35::text[], $36::text[], $37::bigint[]) as t (id, key, value, at)
     where (t.id in (select made.id from made)) is true
 )
 select made.id from made

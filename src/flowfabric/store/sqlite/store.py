@@ -108,6 +108,7 @@ class SqliteStore:
 
     def __init__(self, path: str, clock: StoreClock, runners: Runners) -> None:
         self.name = "sqlite"
+        self.is_server = False
         self.path = path
         self.clock = clock
         self.writer = runners.writer
