@@ -33,6 +33,8 @@ ONLY: dict[str, set[str]] = {
         "has_schema",
         "has_version",
         "hint",
+        "newest_hint",
+        "news",
         "idle_sessions",
         "laid_flow",
         "lease_rows",

@@ -27,6 +27,7 @@ from flowfabric.engine.execution.schedules import Schedules
 from flowfabric.engine.flow.dispatch import FlowDispatcher
 from flowfabric.engine.limit.sweep import LimitSweep
 from flowfabric.engine.workers import Workers
+from flowfabric.store.hints import Topic
 from flowfabric.store.queries import Glance
 from flowfabric.store.readable import SET_ASIDE
 
@@ -169,7 +170,7 @@ class Sweep(Service):
         seen = -1  # also what was in the inbox before this process began
         while True:
             try:
-                await self._context.store.hints.wait(REST, seen)
+                await self._context.store.hints.wait(REST, seen, Topic.INBOX)
                 seen = self._context.store.hints.count
                 await self._context.inbox.admit()
             except FlowFabricError as error:
@@ -189,7 +190,7 @@ class Sweep(Service):
         seen = await store.glance(DUTY, self._holder, now, Millis(now + DUTY_SPAN))
         self._has_duty = seen.has_duty
         if seen.arrivals or seen.ready:
-            store.hints.wake()
+            store.hints.wake(_topics(seen))
         if seen.blocked:
             await self._code_gate.release()
         if not self._has_duty:
@@ -246,6 +247,11 @@ class Sweep(Service):
         if self._soonest is None or at < self._soonest:
             self._soonest = at
             self._early.set()
+
+
+def _topics(seen: Glance) -> Topic:
+    topics = Topic.INBOX if seen.arrivals else Topic(0)
+    return topics | Topic.WORK if seen.ready else topics
 
 
 def _due(

@@ -147,6 +147,11 @@ class ExecutionStore(Protocol):
         """Whether a suspect waited, of any route, when this process last claimed. Costs nothing;
         True before the first claim."""
 
+    @property
+    def lanes_seen(self) -> bool:
+        """Whether a recent claim of this process met a lane that is closed or has a concurrency.
+        Costs nothing."""
+
     async def renew(self, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
         """Extends each lease whose id and epoch match and which has not expired; never shortens
         one. Returns the new expiry of those extended."""

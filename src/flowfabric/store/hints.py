@@ -5,12 +5,40 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from enum import Flag
+
+from msgspec import Struct
 
 Waiter = asyncio.Future[bool]
 
 
+class Topic(Flag):
+    """What a hint is about. The numbers travel between processes of different releases."""
+
+    WORK = 1
+    """There may be something to claim."""
+    ENDINGS = 2
+    """Runs or flows have ended."""
+    INBOX = 4
+    """An application's transaction has submitted something."""
+    SIGNALS = 8
+    """A run that is running has received a signal."""
+
+
+EVERYTHING = ~Topic(0)
+
+
 def _nothing() -> None:
+    """For a store that sees the commits of other processes without being asked to listen."""
+
+
+def _to_none(topics: Topic) -> None:
     """For a store whose other processes need no telling."""
+
+
+class _Waiting(Struct, frozen=True):
+    loop: asyncio.AbstractEventLoop
+    topics: Topic
 
 
 class Hints:
@@ -21,13 +49,14 @@ class Hints:
     """
 
     def __init__(
-        self, listen: Callable[[], None] = _nothing, tell: Callable[[], None] = _nothing
+        self, listen: Callable[[], None] = _nothing, tell: Callable[[Topic], None] = _to_none
     ) -> None:
         self._listen = listen
         self._tell = tell
         self._lock = threading.Lock()
-        self._waiters: dict[Waiter, asyncio.AbstractEventLoop] = {}
+        self._waiters: dict[Waiter, _Waiting] = {}
         self._last = time.monotonic()
+        self._latest = dict.fromkeys(Topic, 0)
         self.count = 0
         """How many hints there were so far. Note it before looking at the store and give it to
         `wait`: then no hint in between is missed."""
@@ -42,34 +71,40 @@ class Hints:
         """Seconds since the last hint."""
         return time.monotonic() - self._last
 
-    def send(self) -> None:
-        """Tells other processes, and this one, that work arrived or ended."""
-        self.wake()
-        self._tell()
+    def send(self, topics: Topic = EVERYTHING) -> None:
+        """Tells other processes, and this one, what has happened."""
+        self.wake(topics)
+        self._tell(topics)
 
-    def wake(self) -> None:
-        """Wakes the tasks that wait in this process."""
+    def wake(self, topics: Topic = EVERYTHING) -> None:
+        """Wakes the tasks of this process that wait for one of these topics."""
         with self._lock:
-            waiters, self._waiters = self._waiters, {}
             self.count += 1
             self._last = time.monotonic()
-        here = _running_loop() if waiters else None
-        for waiter, loop in waiters.items():
+            for topic in topics:
+                self._latest[topic] = self.count
+            woken = [(w, each.loop) for w, each in self._waiters.items() if each.topics & topics]
+            for waiter, _ in woken:
+                del self._waiters[waiter]
+        here = _running_loop() if woken else None
+        for waiter, loop in woken:
             if loop is here:
                 _wake(waiter)
             else:
                 with suppress(RuntimeError):
                     loop.call_soon_threadsafe(_wake, waiter)
 
-    async def wait(self, timeout: float, since: int | None = None) -> bool:
+    async def wait(
+        self, timeout: float, since: int | None = None, topics: Topic = EVERYTHING
+    ) -> bool:
         """Returns when something may have happened (after `count` was `since`, if given), or after
         `timeout` seconds (False)."""
         loop = asyncio.get_running_loop()
         waiter: Waiter = loop.create_future()
         with self._lock:
-            if since is not None and since != self.count:
+            if since is not None and any(self._latest[topic] > since for topic in topics):
                 return True
-            self._waiters[waiter] = loop
+            self._waiters[waiter] = _Waiting(loop, topics)
         try:
             self._listen()
             async with asyncio.timeout(timeout):

@@ -4,6 +4,7 @@ import pytest
 
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.limit.budget import Budget, Limit
+from flowfabric.store.hints import Topic
 from tests.kit.lab import W1, Lab
 
 BUDGETED = {"budget_ids": ["team"]}
@@ -34,9 +35,9 @@ async def test_no_run_waits_for_a_poll_behind_them(
     store, pauses = spent.engine.store, list[bool]()
     wait = store.hints.wait
 
-    async def paused(timeout: float, since: int | None = None) -> bool:
+    async def paused(timeout: float, since: int, topics: Topic) -> bool:
         pauses.append(since == store.hints.count)
-        return await wait(timeout, since)
+        return await wait(timeout, since, topics)
 
     monkeypatch.setattr(store.hints, "wait", paused)
     free = await spent.submit("free")

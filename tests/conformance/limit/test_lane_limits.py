@@ -24,6 +24,28 @@ def lanes_of(claims: list[Any]) -> Counter[str]:
     return Counter(claim.snapshot.execution.route.lane for claim in claims)
 
 
+# -- waiting for room
+
+
+async def test_an_ending_wakes_who_waits_for_a_place_in_a_lane(
+    lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-47: not only at the next poll, also in another process"""
+    monkeypatch.setattr("flowfabric.engine.execution.claims.POLL_FLOOR", 60.0)
+    await lab.engine.lanes.set("a", concurrency=1)
+    await fill(lab, "a", 3)
+    for waits in (lab, second_lab):
+        (held,) = await lab.engine.claims.claim(W1, lanes=["a"]) or [None]
+        assert held is not None
+        waiting = asyncio.create_task(waits.engine.claims.claim(W2, lanes=["a"], max_wait=50))
+        while not waits.engine.store.hints.waiting:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0)
+        await lab.engine.attempts.complete(held, b"1")
+        (claim,) = await waiting
+        await lab.engine.attempts.complete(claim, b"1")
+        await fill(lab, "a", 1)
+
+
 # -- who, when, why
 
 

@@ -24,6 +24,7 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.flow.model import Flow
 from flowfabric.core.flow.outbox import OutboxEntry
 from flowfabric.store.contract import Store
+from flowfabric.store.hints import Topic
 
 _LIMITS = int(Flags.LIMITS)
 
@@ -63,8 +64,8 @@ class PostCommit:
     def publish(self, commit: Commit) -> None:
         for subscriber in self._subscribers:
             subscriber.committed(commit)
-        if commit.ready or commit.ended or commit.ended_flows or commit.signalled:
-            self._store.hints.send()
+        if topics := _topics(commit):
+            self._store.hints.send(topics)
 
     def due(self, at: Millis) -> None:
         self.publish(Commit(due_at=at))
@@ -115,6 +116,13 @@ class PostCommit:
                 due_at=_earliest(due),
             )
         )
+
+
+def _topics(commit: Commit) -> Topic:
+    topics = Topic.WORK if commit.ready else Topic(0)
+    if commit.ended or commit.ended_flows:
+        topics |= Topic.ENDINGS
+    return topics | Topic.SIGNALS if commit.signalled else topics
 
 
 def _earliest(moments: Iterable[Millis | None]) -> Millis | None:

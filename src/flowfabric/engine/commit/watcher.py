@@ -15,6 +15,7 @@ from flowfabric.engine.commit.background import Background
 from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.execution.inbox import Inbox
 from flowfabric.store.contract import MAX_BATCH, Store
+from flowfabric.store.hints import Topic
 from flowfabric.store.readable import load_each
 from flowfabric.store.rows.record import FLOWS
 
@@ -161,7 +162,9 @@ class Watcher(Generic[T]):
         self._nudge.clear()
         nudge = asyncio.ensure_future(self._nudge.wait())
         hint = asyncio.ensure_future(
-            asyncio.sleep(seconds, False) if seen is None else self._store.hints.wait(seconds, seen)
+            asyncio.sleep(seconds, False)
+            if seen is None
+            else self._store.hints.wait(seconds, seen, Topic.ENDINGS)
         )
         try:
             await asyncio.wait({nudge, hint}, return_when=asyncio.FIRST_COMPLETED)

@@ -64,6 +64,7 @@ from flowfabric.engine.commit.decide import Decision
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.budget_gate import BudgetGate
 from flowfabric.engine.limit.lanes import Lanes, share_out
+from flowfabric.store.hints import Topic
 from flowfabric.store.queries import ClaimCall, ExpiredLease, Renewal, Suspects, Taken
 
 log = logging.getLogger("flowfabric.claims")
@@ -203,7 +204,16 @@ class Claims(Service):
             remaining = give_up_at - loop.time()
             if taken or remaining <= 0:
                 return [Claim(item.snapshot, item.payload, call.ttl) for item in taken]
-            await self._context.store.hints.wait(min(remaining, POLL_FLOOR), seen)
+            await self._context.store.hints.wait(min(remaining, POLL_FLOOR), seen, self.hinted_by)
+
+    @property
+    def hinted_by(self) -> Topic:
+        """What may make a claim find more than the last one did. An ending frees the place of a
+        suspect, or one in a lane with a concurrency; slots of a quota are hinted at as work."""
+        store = self._context.store
+        if store.suspects_seen or store.lanes_seen:
+            return Topic.WORK | Topic.ENDINGS
+        return Topic.WORK
 
     async def recover(self) -> None:
         """Returns what was taken by claims whose replies were lost, so that it can be claimed at
@@ -375,7 +385,7 @@ class Claims(Service):
             if admitted or not taken:
                 return admitted
             call = replace(call, id=self._fresh())
-        self._context.store.hints.send()  # workers that wait for work ask again at once
+        self._context.store.hints.send(Topic.WORK)  # workers that wait for work ask again at once
         return []
 
     async def _ask(self, call: ClaimCall) -> list[Taken]:

@@ -14,6 +14,7 @@ from flowfabric.core.limit.lane import Lane, LaneState, check_lane_settings, set
 from flowfabric.engine.commit.records import change, find
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.store.contract import Store
+from flowfabric.store.hints import Topic
 from flowfabric.store.readable import load_readable
 from flowfabric.store.rows.record import LANES
 
@@ -109,7 +110,7 @@ class Lanes(Service):
         new = changed.after or Lane(name=name)
         if changed.written:
             self._refreshed_at = None
-            store.hints.send()
+            store.hints.send(Topic.WORK)
             if new.state is not changed.outcome:
                 self._context.post_commit.claimable()
         return new

@@ -18,6 +18,7 @@ from flowfabric.engine.commit.records import find
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.releases import Releases
+from flowfabric.store.hints import Topic
 from flowfabric.store.queries import QueueCount, QuotaViewRequest
 from flowfabric.store.rows.record import QUOTAS
 
@@ -132,7 +133,7 @@ class Quotas(Service):
         moved = await store.release(decided)
         if moved is None or snapshot.execution.uuid not in moved:
             return RACE_LOST
-        store.hints.send()
+        store.hints.send(Topic.WORK)
         return Admitted(snapshot.execution.id)
 
     async def _write(self, quota: Quota, *, over: bool) -> bool:

@@ -24,6 +24,7 @@ from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.unclaimable import ClosedRoutes
+from flowfabric.store.hints import Topic
 from flowfabric.store.queries import Crowd, QuotaViewRequest
 from flowfabric.store.rows.record import QUOTAS
 
@@ -275,7 +276,7 @@ class Releases(Service):
         self._moved_at[quota] = next(self._moves)
         self._paces[quota] = count
         if count:
-            self._context.store.hints.send()
+            self._context.store.hints.send(Topic.WORK)
 
     def _learn(self, view: QuotaView) -> None:
         for name, quota in view.quotas.items():

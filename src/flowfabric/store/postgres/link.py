@@ -30,16 +30,25 @@ _BOUNDED = "; ".join(f"set local {name} = '{value}'" for name, value in BOUNDS.i
 
 
 class Link:
-    """One kind of work.
+    """One kind of work. `bare` work is one statement without arguments, which needs no transaction
+    around it to pass a pooler.
 
     `seam` is for tests: it runs after the work is done and before the caller hears of it.
     """
 
-    def __init__(self, wires: Wires, settings: Mapping[str, str], *, urgent: bool = False) -> None:
+    def __init__(
+        self,
+        wires: Wires,
+        settings: Mapping[str, str],
+        *,
+        urgent: bool = False,
+        bare: bool = False,
+    ) -> None:
         self._wires = wires
         self._dialer = wires.dialer
         self._settings = settings
         self._urgent = urgent
+        self._bare = bare
         self._limit = QUESTION_SECONDS if settings is FREE else WORK_SECONDS
         self._lock = asyncio.Lock()
         self.seam: Callable[[Connection], Awaitable[None]] | None = None
@@ -107,7 +116,7 @@ class Link:
     async def _bounded(self, connection: Connection) -> AsyncIterator[None]:
         """Through a pooler that hands sessions around, a session keeps no settings: everything is
         a transaction that brings its own."""
-        if not self._dialer.pooled:
+        if not self._dialer.pooled or self._bare:
             yield
             return
         async with connection.transaction(isolation="read_committed"):

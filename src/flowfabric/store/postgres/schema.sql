@@ -74,7 +74,23 @@ select
 from mine
 
 -- name: hint
-select pg_notify($1, $2)
+-- The argument is put into the text. A hint may be lost: its commit does not wait for the disk.
+select
+    set_config('synchronous_commit', 'off', true),
+    nextval('{schema}.hint_seq'),
+    pg_notify('{schema}_wake', $1)
+
+-- name: news
+-- Two rows for each hint since the one of this number, up to 500, and one if the inbox has entries.
+-- The argument is put into the text.
+select from {schema}.hint_seq s, generate_series(
+    1,
+    2 * least(500, case when s.is_called then s.last_value else 0 end - $1)
+    + case when exists (select from {schema}.arrival) then 1 else 0 end
+)
+
+-- name: newest_hint
+select case when is_called then last_value else 0 end from {schema}.hint_seq
 
 -- name: session
 -- The process that serves this connection: a number that may be reused later, and since when.

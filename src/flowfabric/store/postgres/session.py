@@ -61,7 +61,7 @@ class PostgresSession:
         self.report = Link(wires, FREE)
         self.learned = Learned()
         self.book = NameBook(self.apply, queries)
-        self.notices = Notices(wires.dialer, Link(wires, PINNED), f"{schema}_wake")
+        self.notices = Notices(wires, f"{schema}_wake")
         self.hints = self.notices.hints
 
     async def fetch(self, link: Link, name: str, *values: Any) -> list[Any]:

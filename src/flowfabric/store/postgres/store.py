@@ -150,6 +150,10 @@ class PostgresStore:
     def suspects_seen(self) -> bool:
         return self.session.learned.suspects
 
+    @property
+    def lanes_seen(self) -> bool:
+        return bool(self.session.learned.special)
+
 
 async def open_postgres(
     url: str,

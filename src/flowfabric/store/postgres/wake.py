@@ -1,91 +1,84 @@
-"""Hints to other processes and from them, by NOTIFY and LISTEN."""
+"""Hints to other processes, by NOTIFY."""
 
 import asyncio
 import secrets
-from contextlib import suppress
-from functools import partial
 
 from flowfabric.core.base.errors import FlowFabricError
-from flowfabric.store.hints import Hints
-from flowfabric.store.postgres.dialer import Connection, Dialer
+from flowfabric.store.hints import EVERYTHING, Hints, Topic
+from flowfabric.store.postgres.dialer import PINNED, Connection
+from flowfabric.store.postgres.ear import Ear
 from flowfabric.store.postgres.link import Link
+from flowfabric.store.postgres.wires import Wires
 
 GAP_SECONDS = 0.005
-FIRST_PAUSE = 0.05
-LONGEST_PAUSE = 1.0
+FAILED_PAUSE = 0.05
 
 
 class Notices:
-    """Passes hints on to other processes, at most one per 5 ms. One of the connections for work
-    listens as well: it is in use all the time, so that one which fell silent is noticed."""
+    """Passes hints on to other processes, at most one per 5 ms; the ear hears theirs. A process
+    that waits for nothing does not listen, and one that cannot listen sends all the same."""
 
-    def __init__(self, dialer: Dialer, link: Link, channel: str) -> None:
-        self._dialer = dialer
-        self._link = link
-        self._channel = channel
+    def __init__(self, wires: Wires, channel: str) -> None:
+        self._queries = wires.dialer.queries
+        self._link = Link(wires, PINNED, bare=True)
         self._origin = secrets.token_hex(8)
-        self.hints = Hints(listen=self._start, tell=self._tell)
+        self._topics = Topic(0)
         self._pending = asyncio.Event()
-        self._ear: Connection | None = None
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        self.hints = Hints(listen=self._listen, tell=self._tell)
+        self.ear = Ear(wires, self._link, channel, self.hints, self._heard, self._send)
 
     async def close(self) -> None:
         self._closed = True
         self.hints.wake()
+        self._pending.set()
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
-        if self._ear is not None:
-            self._ear.remove_termination_listener(self._ended)
+            await asyncio.wait([task])  # a statement is not cut off: its connection would be lost
+        await self.ear.close()
 
-    def _tell(self) -> None:
-        if not self._dialer.pooled and not self._closed:
-            self._pending.set()
-            self._start()
+    def _listen(self) -> None:
+        if not self._closed:
+            self.ear.start()
 
-    def _start(self) -> None:
-        if self._task is None and not self._dialer.pooled and not self._closed:
+    def _tell(self, topics: Topic) -> None:
+        if self._closed:
+            return
+        self._topics |= topics
+        self._pending.set()
+        if self._task is None:
             self._task = asyncio.create_task(self._run(), name="flowfabric-hints")
 
     async def _run(self) -> None:
-        """Keeps listening. What was missed before it listens is found by one look: all wake up."""
-        pause = FIRST_PAUSE
-        while True:
-            with suppress(FlowFabricError):
-                ear = await self._link.run(self._listen)
-                self.hints.wake()
-                pause = FIRST_PAUSE
-                await self._talk(ear)
-            await asyncio.sleep(pause)
-            pause = min(LONGEST_PAUSE, pause * 2)
-
-    async def _listen(self, connection: Connection, repeated: bool) -> Connection:
-        await connection.add_listener(self._channel, self._heard)
-        connection.add_termination_listener(self._ended)
-        self._ear = connection
-        return connection
-
-    async def _talk(self, ear: Connection) -> None:
-        """Sends what is pending until the connection that listens breaks."""
-        notify = partial(_notify, self._dialer.queries["hint"], self._channel, self._origin)
-        while not ear.is_closed():
+        while not self._closed:
             await self._pending.wait()
             self._pending.clear()
-            if not ear.is_closed():
-                await self._link.run(notify)
-                await asyncio.sleep(GAP_SECONDS)
+            topics, self._topics = self._topics, Topic(0)
+            if not topics:
+                continue
+            try:
+                await self._send(topics)
+            except FlowFabricError:  # the hint is lost, which costs the poll floor
+                await asyncio.sleep(FAILED_PAUSE)
+            await asyncio.sleep(GAP_SECONDS)
 
-    def _ended(self, connection: object) -> None:
-        self._pending.set()
+    async def _send(self, topics: Topic) -> None:
+        """One statement without arguments, which also passes a pooler as it is."""
+        query = self._queries["hint"].replace("$1", f"'{self._origin}:{topics.value}'")
 
-    def _heard(self, connection: object, pid: int, channel: str, origin: object) -> None:
-        if origin != self._origin:
-            self.hints.wake()
+        async def work(connection: Connection, repeated: bool) -> None:
+            await connection.execute(query)
 
+        await self._link.run(work)
 
-async def _notify(
-    query: str, channel: str, origin: str, connection: Connection, repeated: bool
-) -> None:
-    await connection.execute(query, channel, origin)
+    def _heard(self, payload: str) -> None:
+        """`origin:topics`; an application's transaction sends none, older releases only the
+        origin. No topics are this process's own try-out."""
+        origin, _, number = payload.partition(":")
+        if origin == self._origin:
+            self.ear.echoed()
+        elif not origin:
+            self.hints.wake(Topic.INBOX)
+        else:
+            self.hints.wake(Topic(int(number)) & EVERYTHING if number.isdigit() else EVERYTHING)

@@ -27,9 +27,11 @@ class LaneGate(Struct, frozen=True):
 
 def lane_gates(session: SqliteSession, lanes: Sequence[str] = ()) -> dict[str, LaneGate]:
     """Those of these lanes (empty: of all) that are not simply open."""
+    limited = list(session.execute("limited_lanes"))
+    session.registry.lanes_seen = bool(limited)
     found = {
         name: (LaneState(state), concurrency)
-        for name, state, concurrency in session.execute("limited_lanes")
+        for name, state, concurrency in limited
         if not lanes or name in lanes
     }
     capped = {name: cap for name, (_, cap) in found.items() if cap is not None}

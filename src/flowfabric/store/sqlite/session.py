@@ -40,6 +40,7 @@ class NameRegistry:
         self.routes_seen = 0
         self.workers_seen = 0
         self.suspects_seen = True
+        self.lanes_seen = False
         self._fresh_routes: list[int] = []
         self._fresh_workers: list[int] = []
 

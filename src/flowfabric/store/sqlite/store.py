@@ -208,6 +208,10 @@ class SqliteStore:
     def suspects_seen(self) -> bool:
         return self.writer.session.registry.suspects_seen
 
+    @property
+    def lanes_seen(self) -> bool:
+        return self.writer.session.registry.lanes_seen
+
     async def close(self) -> None:
         await self._runners.close()
 

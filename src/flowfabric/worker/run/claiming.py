@@ -49,7 +49,7 @@ class Claimer:
         self._ward = ward
         self._freed = freed
         self._stopping = stopping
-        self._hint: asyncio.Future[bool] | None = None
+        self._seen = 0
         self._store_health = StoreHealth()
 
     async def run(self, claim: Callable[[], Awaitable[int]]) -> None:
@@ -60,7 +60,7 @@ class Claimer:
             if not self._can_claim:
                 await self._freed.wait()
                 continue
-            await self._listen()
+            self._seen = self._engine.store.hints.count
             try:
                 count = await claim()
             except Invalid:
@@ -74,11 +74,6 @@ class Claimer:
             backoff = FIRST_BACKOFF
             if count < MAX_CLAIM and self._can_claim:
                 await self._pause(None)
-
-    async def close(self) -> None:
-        if self._hint is not None:
-            self._hint.cancel()
-            await asyncio.gather(self._hint, return_exceptions=True)
 
     @property
     def _can_claim(self) -> bool:
@@ -132,27 +127,18 @@ class Claimer:
             launch(claim)
         return len(claims)
 
-    async def _listen(self) -> None:
-        """Before the claim, so that a hint about work that arrives meanwhile is not lost."""
-        if self._hint is None or self._hint.done():
-            self._hint = asyncio.ensure_future(self._engine.store.hints.wait(REST))
-            self._hint.add_done_callback(_seen)
-            await asyncio.sleep(0)
-
     async def _pause(self, seconds: float | None) -> None:
-        """Waits for a stop, for `seconds`, or, with None, for a hint that there is work. A free
-        slot ends the wait too where tasks have a limit of their own."""
+        """Waits for a stop, for `seconds`, or, with None, for a hint that there is work, also one
+        that came during the claim. A free slot ends the wait too where tasks have a limit of their
+        own."""
         events = [self._stopping, self._freed] if self._slots.limited else [self._stopping]
-        waits = [asyncio.ensure_future(event.wait()) for event in events]
-        watched: list[asyncio.Future[Any]] = list(waits)
-        if seconds is None and self._hint is not None:
-            watched.append(self._hint)
+        waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(e.wait()) for e in events]
+        if seconds is None:
+            topics = self._engine.claims.hinted_by
+            hint = self._engine.store.hints.wait(REST, self._seen, topics)
+            waits.append(asyncio.ensure_future(hint))
         try:
-            await asyncio.wait(
-                watched,
-                timeout=REST if seconds is None else seconds,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
@@ -175,9 +161,3 @@ class StoreHealth:
         if not self._well:
             log.warning("the store answers again; claiming continues")
         self._well = True
-
-
-def _seen(hint: "asyncio.Future[bool]") -> None:
-    """If the store is in trouble, the claim will find out and say so."""
-    if not hint.cancelled():
-        hint.exception()

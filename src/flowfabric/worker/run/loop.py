@@ -370,7 +370,6 @@ class Worker:
         self._heartbeat.start()
 
     async def _finish(self, runtime: "HandlerRuntime") -> None:
-        await self._claimer.close()
         runtime.close()
         if self._heartbeat is not None:
             await self._heartbeat.stop()

@@ -14,6 +14,7 @@ from flowfabric.core.execution.retry import Category
 from flowfabric.core.execution.status import PublicState
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
+from flowfabric.store.hints import Topic
 from flowfabric.worker.api.hooks import EndOutcome
 from flowfabric.worker.api.transactions import UNCOMMITTED, completed_by
 from flowfabric.worker.run.failure import MAX_MESSAGE, Raised, storable
@@ -72,7 +73,7 @@ def settling(claim: Claim, otherwise: Report, raised: BaseException | None) -> R
         if found is None or not completed_by(claim, found):
             return await otherwise(engine)
         engine.attempts.ended_elsewhere(claim, found)
-        engine.store.hints.send()  # wakes those that wait for the result
+        engine.store.hints.send(Topic.ENDINGS)  # wakes those that wait for the result
         if raised is not None:
             log.warning(
                 "%s is completed; its handler raised afterwards", claim.uuid, exc_info=raised

@@ -24,6 +24,7 @@ from flowfabric.core.wait.model import StepRef
 from flowfabric.core.wait.suspend import AlreadyMet, Suspend, Wait
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
+from flowfabric.store.hints import Topic
 from flowfabric.worker.errors import LOST, Unwind
 from flowfabric.worker.run.branches import Halt, StepPlace
 from flowfabric.worker.run.journal import Journal
@@ -170,7 +171,7 @@ class Parking:
             return
         pause = POLL_FLOOR if left is None else min(left, POLL_FLOOR)
         quiet = asyncio.ensure_future(idle.wait())
-        hint = asyncio.ensure_future(hints.wait(pause, seen))
+        hint = asyncio.ensure_future(hints.wait(pause, seen, Topic.SIGNALS | Topic.ENDINGS))
         try:
             await asyncio.wait({quiet, hint}, return_when=asyncio.FIRST_COMPLETED)
             if not quiet.done():
