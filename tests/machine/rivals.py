@@ -126,6 +126,14 @@ class LostReplies(Wrapper):
         except Unavailable:
             return await self.inner.claim(replace(call, repeated=True), now)
 
+    async def claim_all(self, calls: Sequence[ClaimCall], now: Millis) -> list[list[Taken]]:
+        taken = await self.inner.claim_all(calls, now)
+        try:
+            return self._lose(taken) if any(taken) else taken
+        except Unavailable:
+            again = [replace(call, repeated=True) for call in calls]
+            return await self.inner.claim_all(again, now)
+
     async def renew(self, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
         return self._lose(await self.inner.renew(renewals, now))
 

@@ -203,8 +203,8 @@ async def test_a_draining_lane_does_not_read_what_has_not_begun(crowded: Bench) 
         select id, 1, 0, rank, 0, 0, 0, 1, 0 from flowfabric.parked limit 5000"""
     )
     await crowded.store.records.put(LANES, Lane(name="default", state=LaneState.DRAINING), 0)
-    values = ([1], crowded.now, "w1", 26, 10, crowded.fresh(), 1, 30_000)
-    steps = await plan(crowded, PINNED, "taken_leases_by_lane", *values, 2**31 - 1)
+    values = ([1], crowded.now, ["w1"], 26, 10, [crowded.fresh()], [1], [30_000], 2**31 - 1, [0])
+    steps = await plan(crowded, PINNED, "taken_leases_by_lane", *values)
     assert "using ready_begun on ready" in steps
     assert most_read(steps) <= 26
     assert await crowded.claim() == []

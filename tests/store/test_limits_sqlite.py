@@ -113,7 +113,7 @@ async def test_every_question_has_its_index(bench: Bench, path: str) -> None:
     assert crowds.count("parked_queue (queue>?)") == 2
     text += plan(path, "lines", quota="a", limit=9, **OPEN)
     assert "queue_turn (quota=?)" in text
-    text += plan(path, "begun_executions", route=1, now=1, worker="w", limit=9, suspects=0)
+    text += plan(path, "begun_executions", route=1, now=1, workers='["w"]', limit=9, suspects=0)
     text += plan(path, "begun_candidates_of_route", route=1, now=1, limit=9)
     assert text.count("ready_begun (route=?)") == 2
     text += plan(path, "attached_budgets")

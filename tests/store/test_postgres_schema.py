@@ -191,8 +191,9 @@ async def plan(bench: Bench, settings: dict[str, str], name: str, *values: Any) 
 
 async def test_a_claim_reads_the_index_in_its_order(crowded: Bench) -> None:
     numbers = list(crowded.store.session.book.names.routes) or [1, 2]
-    values = (numbers, crowded.now, "w1", 26, 10, crowded.fresh(), 1, 30_000)
-    steps = await plan(crowded, PINNED, "taken_leases", *values, 2**31 - 1)
+    calls = ([crowded.fresh()], [1], [30_000])
+    values = (numbers, crowded.now, ["w1"], 26, 10, *calls, 2**31 - 1, [0])
+    steps = await plan(crowded, PINNED, "taken_leases", *values)
     assert "Index Scan using ready_rank on ready" in steps
     assert "Tid Scan on ready" in steps
     assert "Seq Scan on ready" not in steps

@@ -142,6 +142,12 @@ class ExecutionStore(Protocol):
         INITIAL); of one with a concurrency only so many that no more than that have a row in
         `lease` (rivals included: the lane's row is locked first)."""
 
+    async def claim_all(self, calls: Sequence[ClaimCall], now: Millis) -> list[list[Taken]]:
+        """As `claim` for each call in turn, in one round trip: what the calls take, in their order.
+        They differ only in id, worker, limit, ttl and `repeated`; calls with a limit of 0 may
+        differ in anything. The executions go to the calls in order, best first, except that one
+        that is held for a worker goes to no other."""
+
     @property
     def suspects_seen(self) -> bool:
         """Whether a suspect waited, of any route, when this process last claimed. Costs nothing;

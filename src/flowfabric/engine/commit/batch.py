@@ -86,6 +86,11 @@ class Batcher(Generic[Item, Answer]):
     def waiting(self) -> int:
         return len(self._queue)
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued or under way."""
+        return self._task is None and not self._queue and not self._alone
+
     async def drain(self) -> None:
         """Returns when everything queued so far was flushed."""
         while tasks := {*self._alone, *([] if self._task is None else [self._task])}:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from uuid import UUID
 
 from msgspec import Struct
@@ -59,11 +60,12 @@ from flowfabric.core.execution.policy import Policy
 from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.execution.takeover import give_up
 from flowfabric.engine.commit.background import Background
-from flowfabric.engine.commit.batch import Batcher
+from flowfabric.engine.commit.batch import MAX_BYTES, Batcher
 from flowfabric.engine.commit.decide import Decision
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.budget_gate import BudgetGate
 from flowfabric.engine.limit.lanes import Lanes, share_out
+from flowfabric.store.contract import Store
 from flowfabric.store.hints import Topic
 from flowfabric.store.queries import ClaimCall, ExpiredLease, Renewal, Suspects, Taken
 
@@ -75,6 +77,12 @@ MAX_EXPIRED_PAGE = 10_000
 MAX_HELD = 10_000
 MAX_REFUSED = 100
 """How often one claim tries again when budgets refuse everything it took."""
+
+MAX_FOLDS = 64
+"""So many kinds of claims are remembered; those that are not under way make room for others."""
+
+_FoldKey = tuple[frozenset[str], tuple[str, ...], str | None, frozenset[str] | None, Suspects]
+"""What calls have in common that share a statement."""
 
 _SPENT = int(Flags.SPENT)
 _KINDS = {Start.CONTINUE: HandleKind.RESUMED, Start.RECLAIM: HandleKind.RECLAIMED}
@@ -168,6 +176,7 @@ class Claims(Service):
         self._renewals: Batcher[Renewal, Millis | None] = Batcher(
             "renew", self._flush_renewals, keys=lambda renewal: (renewal.uuid,)
         )
+        self._folds: dict[_FoldKey, Batcher[ClaimCall, list[Taken]]] = {}
         self._rescues = Background("handing back a claim", log)
         self._unanswered: dict[UUID, tuple[ClaimCall, Millis]] = {}
         self._turns: dict[tuple[str, ...], dict[str, float]] = {}
@@ -192,8 +201,7 @@ class Claims(Service):
         work to arrive. `suspects` includes or excludes executions that may have killed their
         worker; a process that runs several executions takes those alone."""
         names = check_lanes(lanes)
-        call = self._call(worker, names, capabilities, kinds, limit, ttl, namespace)
-        call = replace(call, suspects=check_kind_of(suspects, Suspects, "suspects"))
+        call = self._call(worker, names, capabilities, kinds, limit, ttl, namespace, suspects)
         await self.recover()
         weights = _weights(lanes) or await self._lanes.weights(call.lanes)
         loop = asyncio.get_running_loop()
@@ -204,7 +212,10 @@ class Claims(Service):
             remaining = give_up_at - loop.time()
             if taken or remaining <= 0:
                 return [Claim(item.snapshot, item.payload, call.ttl) for item in taken]
-            await self._context.store.hints.wait(min(remaining, POLL_FLOOR), seen, self.hinted_by)
+            # All callers look at the same moments, so that they share the statement.
+            next_look = POLL_FLOOR - loop.time() % POLL_FLOOR
+            wait = min(remaining, next_look)
+            await self._context.store.hints.wait(wait, seen, self.hinted_by)
 
     @property
     def hinted_by(self) -> Topic:
@@ -218,13 +229,16 @@ class Claims(Service):
     async def recover(self) -> None:
         """Returns what was taken by claims whose replies were lost, so that it can be claimed at
         once and not only after its lease has expired. Every claim does this first."""
-        for id, (call, ends_at) in list(self._unanswered.items()):
-            if self._now() < ends_at:
-                repeat = replace(call, limit=0, repeated=True)
-                taken = await self._context.store.claim(repeat, self._now())
-                for answer in await self._give_back(taken):
-                    if isinstance(answer, Unavailable):
-                        raise answer
+        if not self._unanswered:
+            return
+        now, asked = self._now(), list(self._unanswered)
+        calls = [call for call, ends_at in self._unanswered.values() if now < ends_at]
+        repeats = [replace(call, limit=0, repeated=True) for call in calls]
+        taken = await _taken(self._context.store, repeats, now) if repeats else []
+        for answer in await self._give_back(list(chain.from_iterable(taken))):
+            if isinstance(answer, Unavailable):
+                raise answer
+        for id in asked:
             self._unanswered.pop(id, None)
 
     async def renew(self, owned: Claim, ttl: Span | None = None) -> Renewed:
@@ -319,6 +333,8 @@ class Claims(Service):
 
     async def drain(self) -> None:
         await self._renewals.drain()
+        for fold in list(self._folds.values()):
+            await fold.drain()
         await self._rescues.drain()
 
     def _call(
@@ -330,6 +346,7 @@ class Claims(Service):
         limit: int,
         ttl: Span,
         namespace: str | None,
+        suspects: Suspects,
     ) -> ClaimCall:
         return ClaimCall(
             id=self._fresh(),
@@ -342,6 +359,7 @@ class Claims(Service):
             kinds=None
             if kinds is None
             else frozenset(map(check_kind, check_names(kinds, "kinds"))),
+            suspects=check_kind_of(suspects, Suspects, "suspects"),
         )
 
     async def _take(self, call: ClaimCall, weights: dict[str, int]) -> list[Taken]:
@@ -365,35 +383,52 @@ class Claims(Service):
         return taken
 
     async def _claim(self, call: ClaimCall) -> list[Taken]:
-        """Claims without losing executions: if the caller is cancelled in the meantime, they are
-        handed back."""
-        work = asyncio.ensure_future(self._checked(call))
+        """What the call takes and the budgets admit."""
+        await self._budget_gate.let_in_due()
+        taken = await self._kept(self._ask(call))
+        if not taken or not (any(map(_spent, taken)) or self._budget_gate.known.concern(taken)):
+            return taken
+        return await self._kept(asyncio.ensure_future(self._checked(call, taken)))
+
+    async def _kept(self, work: "asyncio.Future[list[Taken]]") -> list[Taken]:
+        """What the work takes, without losing executions: if the caller is cancelled in the
+        meantime, they are handed back."""
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             self._rescues.start(partial(self._give_back_late, work))
             raise
 
-    async def _checked(self, call: ClaimCall) -> list[Taken]:
-        """What the call takes and the budgets admit. If they refuse everything, it claims again:
-        there may be others behind, which must not wait for the next poll."""
-        await self._budget_gate.let_in_due()
-        for _ in range(MAX_REFUSED):
-            taken = await self._ask(call)
+    async def _checked(self, call: ClaimCall, taken: list[Taken]) -> list[Taken]:
+        """What the budgets admit. If they refuse everything, it claims again: there may be others
+        behind, which must not wait for the next poll."""
+        for tries in range(MAX_REFUSED):
+            if tries:
+                taken = await self._ask(replace(call, id=self._fresh()))
             kept = await self._give_up_spent(taken)
             admitted = await self._budget_gate.check(kept) if kept else []
             if admitted or not taken:
                 return admitted
-            call = replace(call, id=self._fresh())
         self._context.store.hints.send(Topic.WORK)  # workers that wait for work ask again at once
         return []
 
-    async def _ask(self, call: ClaimCall) -> list[Taken]:
+    def _ask(self, call: ClaimCall) -> "asyncio.Future[list[Taken]]":
+        """What the call takes. Calls that want the same and come while one is under way share the
+        next statement; executions go to them in the order in which they asked."""
+        key = (call.capabilities, call.lanes, call.namespace, call.kinds, call.suspects)
+        fold = self._folds.get(key)
+        if fold is None:
+            if len(self._folds) >= MAX_FOLDS:
+                self._folds = {each: fold for each, fold in self._folds.items() if not fold.idle}
+            fold = self._folds[key] = Batcher("claim", self._flush_claims, weight=_weight)
+        return fold.put(call)
+
+    async def _flush_claims(self, calls: list[ClaimCall]) -> list[list[Taken]]:
         now = self._now()
         try:
-            return await self._context.store.claim(call, now)
-        except Unavailable:
-            self._unanswered[call.id] = call, Millis(now + call.ttl)  # it may have been done
+            return await _taken(self._context.store, calls, now)
+        except Unavailable:  # it may have been done
+            self._unanswered |= {call.id: (call, Millis(now + call.ttl)) for call in calls}
             raise
 
     async def _give_up_spent(self, taken: list[Taken]) -> list[Taken]:
@@ -440,6 +475,17 @@ class Claims(Service):
     async def _flush_renewals(self, renewals: list[Renewal]) -> list[Millis | None]:
         extended = await self._context.store.renew(renewals, self._now())
         return [extended.get(renewal.uuid) for renewal in renewals]
+
+
+async def _taken(store: Store, calls: list[ClaimCall], now: Millis) -> list[list[Taken]]:
+    if len(calls) == 1:
+        return [await store.claim(calls[0], now)]
+    return await store.claim_all(calls, now)
+
+
+def _weight(call: ClaimCall) -> int:
+    """So that one statement takes no more than MAX_CLAIM."""
+    return call.limit * (MAX_BYTES // MAX_CLAIM)
 
 
 def _give_up(owner: Owner, held: Snapshot | None, now: Millis) -> Change[Delayed]:

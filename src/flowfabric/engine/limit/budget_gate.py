@@ -110,7 +110,8 @@ class BudgetGate(Service):
         now = self._now()
         for name in [name for name, at in self._resets.items() if at <= now]:
             del self._resets[name]
-            await self._tried(self.let_in(name))
+            # In a task of its own: a caller that is cancelled does not leave it half done.
+            await asyncio.shield(self._background.start(partial(self.let_in, name), name))
 
     def reserving(self, uuid: UUID) -> None:
         """Remembers that this execution has a reservation, to release it when the lease is gone."""

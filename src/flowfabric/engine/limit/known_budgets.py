@@ -1,14 +1,17 @@
 """Which budgets apply to an execution, and their current state."""
 
 import asyncio
+from collections.abc import Iterable
 
-from flowfabric.core.execution.model import Execution
+from flowfabric.core.execution.model import Execution, Flags
 from flowfabric.core.limit.budget import Budget, Scope, chain, current
 from flowfabric.engine.context import EngineContext, Service
-from flowfabric.store.queries import LedgerNeeds
+from flowfabric.store.queries import LedgerNeeds, Taken
 
 REFRESH = 1.0
 """Seconds until a budget of a namespace, flow or run made by another process is seen."""
+
+_BUDGETS = int(Flags.BUDGETS)
 
 
 class KnownBudgets(Service):
@@ -51,6 +54,13 @@ class KnownBudgets(Service):
             budget.name == name
             for budget in chain(known, [each for each in names if each in known])
         )
+
+    def concern(self, taken: Iterable[Taken]) -> bool:
+        """Whether a budget may apply to one of these executions, or is not known yet."""
+        now, at = asyncio.get_running_loop().time(), self._refreshed_at
+        if at is None or now - at >= REFRESH or self._refreshing.locked() or self.attached:
+            return True
+        return any(int(item.snapshot.head.flags) & _BUDGETS for item in taken)
 
     async def refresh(self) -> None:
         """Callers wait for the refresh: an unknown budget would admit everything."""

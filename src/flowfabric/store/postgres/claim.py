@@ -2,11 +2,17 @@
 
 import asyncio
 import secrets
+from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple, cast
 from uuid import UUID
 
+from msgspec.structs import replace
+
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Active
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import PostgresSession
 from flowfabric.store.queries import ClaimCall, Suspects, Taken
@@ -25,7 +31,7 @@ MAX_TRIES = 30
 MAX_REMEMBERED = 1000
 
 _PAYLOAD = len(SNAPSHOT)
-_NEWEST, _CANDIDATES, _SUSPECTS, _SPECIAL, _MISSED = range(_PAYLOAD + 1, _PAYLOAD + 6)
+_NEWEST, _CANDIDATES, _SUSPECTS, _SPECIAL, _HELD, _MISSED = range(_PAYLOAD + 1, _PAYLOAD + 7)
 
 _MARK = "(q.flags & 64) is not null"
 _MARKED = {
@@ -43,59 +49,119 @@ def _marked(query: str, suspects: Suspects) -> str:
 
 
 async def claim(session: PostgresSession, call: ClaimCall, now: Millis) -> list[Taken]:
-    await session.book.need_workers([call.worker])
-    return await session.claim.run(partial(_claim, session, call, now))
+    (taken,) = await claim_all(session, [call], now)
+    return taken
+
+
+async def claim_all(
+    session: PostgresSession, calls: Sequence[ClaimCall], now: Millis
+) -> list[list[Taken]]:
+    await session.book.need_workers([call.worker for call in calls])
+    taken = await session.claim.run(partial(_claim, session, calls, now))
+    found: dict[UUID, list[Taken]] = {call.id: [] for call in calls}
+    for item in sorted(taken, key=_order):
+        found[_lease_id(item)].append(item)
+    return list(found.values())
 
 
 async def _claim(
-    session: PostgresSession, call: ClaimCall, now: Millis, connection: Connection, repeated: bool
+    session: PostgresSession,
+    calls: Sequence[ClaimCall],
+    now: Millis,
+    connection: Connection,
+    repeated: bool,
 ) -> list[Taken]:
     book = session.book
-    taken: list[Taken] = []
-    if repeated or call.repeated:
-        query = session.queries["leases_by_claim"]
-        rows = await connection.fetch(query, call.id, now)
-        taken, _ = await _read(session, connection, call, now, rows)
+    asked = [call for call in calls if repeated or call.repeated]
+    taken = await _taken_before(session, connection, asked, now) if asked else []
     left = MAX_ROUNDS
-    while left and (room := call.limit - len(taken)) > 0:
+    while left and (open := _with_room(calls, taken)):
         left -= 1
         # Work of a route that was just added may be better than all that is known; only the
         # last round takes what it can.
         known = book.newest_route if left else MAX_NUMBER
-        rows, newest, more = await _take(session, connection, call, now, room, known)
-        found, damaged = await _read(session, connection, call, now, rows)
+        reply = await _take(session, connection, open, now, known)
+        if reply.held:
+            return taken + await _claim_each(session, connection, open, now)
+        found, damaged = await _read(session, connection, open, now, reply.rows)
         taken += found
-        if newest > known:
-            await book.know(connection, newest)
+        if reply.newest > known:
+            await book.know(connection, reply.newest)
         elif damaged:
             left += 1  # each is set aside, so this comes to an end
-        elif len(rows) == room or not more:
+        elif len(reply.rows) == _room(open) or not reply.more:
             break
-    taken.sort(key=_order)
     return taken
+
+
+async def _taken_before(
+    session: PostgresSession, connection: Connection, calls: Sequence[ClaimCall], now: Millis
+) -> list[Taken]:
+    query = session.queries["leases_by_claim"]
+    rows = await connection.fetch(query, [call.id for call in calls], now)
+    taken, _ = await _read(session, connection, calls, now, rows)
+    return taken
+
+
+async def _claim_each(
+    session: PostgresSession, connection: Connection, calls: Sequence[ClaimCall], now: Millis
+) -> list[Taken]:
+    """Where a row is held for one of several workers: it and no other may take it."""
+    taken: list[Taken] = []
+    for call in calls:
+        taken += await _claim(session, [replace(call, repeated=False)], now, connection, False)
+    return taken
+
+
+def _with_room(calls: Sequence[ClaimCall], taken: Sequence[Taken]) -> list[ClaimCall]:
+    """The calls that may take more, each with the limit it has left."""
+    if not taken:
+        return [call for call in calls if call.limit > 0]
+    counts = Counter(map(_lease_id, taken))
+    return [
+        call if not counts[call.id] else replace(call, limit=call.limit - counts[call.id])
+        for call in calls
+        if counts[call.id] < call.limit
+    ]
+
+
+def _room(calls: Sequence[ClaimCall]) -> int:
+    return sum(call.limit for call in calls)
+
+
+class _Reply(NamedTuple):
+    """The rows taken, the newest route, whether there were more candidates than looked at
+    (others may have locked those in front) or a lane others were taking from, and whether nothing
+    was taken because a row is held for one of several workers."""
+
+    rows: list[Any]
+    newest: int
+    more: bool
+    held: bool
 
 
 async def _take(
     session: PostgresSession,
     connection: Connection,
-    call: ClaimCall,
+    calls: Sequence[ClaimCall],
     now: Millis,
-    room: int,
     known: int,
-) -> tuple[list[Any], int, bool]:
-    """The rows taken, the newest route, and whether there were more candidates than looked
-    at (others may have locked those in front), or a lane others were taking from."""
+) -> _Reply:
+    room, call = _room(calls), calls[0]
+    workers = list({each.worker.id: None for each in calls})
     candidates = room + room // 2 + 16
+    numbers = session.book.names.worker_numbers
     values = (
-        await _routes(session, connection, call, now, candidates),
+        await _routes(session, connection, call, now, workers, candidates),
         now,
-        call.worker.id,
+        workers,
         candidates,
         room,
-        call.id,
-        session.book.names.worker_numbers[call.worker],
-        call.ttl,
+        [each.id for each in calls],
+        [numbers[each.worker] for each in calls],
+        [each.ttl for each in calls],
         known,
+        list(accumulate((each.limit for each in calls[:-1]), initial=0)),
     )
     rows: list[Any] = []
     missed = False
@@ -109,7 +175,8 @@ async def _take(
     first = rows[0]
     session.learned.suspects = first[_SUSPECTS]
     taken = [] if first[0] is None else rows
-    return taken, first[_NEWEST] or 0, missed or first[_CANDIDATES] == candidates
+    more = missed or first[_CANDIDATES] == candidates
+    return _Reply(taken, first[_NEWEST] or 0, more, first[_HELD])
 
 
 async def _take_by_lane(
@@ -134,29 +201,42 @@ async def _take_by_lane(
 
 
 async def _routes(
-    session: PostgresSession, connection: Connection, call: ClaimCall, now: Millis, candidates: int
+    session: PostgresSession,
+    connection: Connection,
+    call: ClaimCall,
+    now: Millis,
+    workers: list[str],
+    candidates: int,
 ) -> list[int]:
     """The routes the first `candidates` rows are in, and perhaps others."""
     routes = session.book.suiting(call)
     if len(routes) <= MERGED_ROUTES:
         return routes
-    values = (routes, now, call.worker.id, candidates)
+    values = (routes, now, workers, candidates)
     query = _marked(session.queries["waiting_routes"], call.suspects)
     rows = await connection.fetch(query, *values)
     return [number for (number,) in rows]
 
 
 async def _read(
-    session: PostgresSession, connection: Connection, call: ClaimCall, now: Millis, rows: list[Any]
+    session: PostgresSession,
+    connection: Connection,
+    calls: Sequence[ClaimCall],
+    now: Millis,
+    rows: list[Any],
 ) -> tuple[list[Taken], bool]:
     """What was taken, and whether some of it cannot be read: that goes back, set aside."""
     damaged: list[UUID] = []
     snapshots = await session.readable(connection, rows, lambda row: damaged.append(row[0]))
     if damaged:
         query = session.queries["returned_leases"]
-        await connection.fetch(query, damaged, call.id, now + SET_ASIDE)
+        await connection.fetch(query, damaged, [call.id for call in calls], now + SET_ASIDE)
     payloads = {row[0]: row[_PAYLOAD] for row in rows}
     return [Taken(each, payloads[each.execution.uuid]) for each in snapshots], bool(damaged)
+
+
+def _lease_id(taken: Taken) -> UUID:
+    return cast(Active, taken.snapshot.state).lease.id
 
 
 def _order(taken: Taken) -> tuple[int, int]:

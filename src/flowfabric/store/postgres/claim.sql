@@ -1,4 +1,10 @@
--- Taking work. Where it says that the mark of a suspect (64) is not null, which is always true, the
+-- Taking work, for one call or for several that differ only in worker, claim, limit and ttl. Of the
+-- calls, $3 has the worker ids, each once, and $5 the sum of the limits; $6, $7, $8 and $10 have one
+-- element per call: claim, number of the worker, ttl, and how many rows the calls before it ask for.
+-- What is taken goes to the calls in their order. A row that is held for one of several workers is
+-- not for the others: then nothing is taken, the column `held` says so, and each call asks alone.
+--
+-- Where it says that the mark of a suspect (64) is not null, which is always true, the
 -- store puts in that it is set or is not, for calls that take only suspects or none.
 
 -- name: waiting_routes
@@ -24,7 +30,7 @@ cross join lateral (
     (
         select q.rank, q.id from {schema}.ready q
         where d.state is distinct from 2
-            and q.route = r.number and (q.held_until <= $2 or q.held_for = $3)
+            and q.route = r.number and (q.held_until <= $2 or q.held_for = any($3::text[]))
             and (q.flags & 64) is not null
         order by q.rank, q.id
         limit 1
@@ -33,7 +39,7 @@ cross join lateral (
     (
         select q.rank, q.id from {schema}.ready q
         where d.state = 2 and q.start <> 0 and q.start <> 2
-            and q.route = r.number and (q.held_until <= $2 or q.held_for = $3)
+            and q.route = r.number and (q.held_until <= $2 or q.held_for = any($3::text[]))
             and (q.flags & 64) is not null
         order by q.rank, q.id
         limit 1
@@ -44,7 +50,19 @@ order by best.rank, best.id
 limit $4
 
 -- part: leases_of_taken
--- What `taken` has deleted becomes leases, with their events.
+-- What `taken` has deleted becomes leases, with their events. `width_bucket` finds the call: it
+-- counts those that begin at or before this place.
+given_out as materialized (
+    select
+        n.*, ($6::uuid[])[n.call] as claim, ($7::integer[])[n.call] as worker,
+        $2::bigint + ($8::bigint[])[n.call] as expires_at
+    from (
+        select
+            t.*,
+            width_bucket(row_number() over (order by t.rank, t.id) - 1, $10::bigint[]) as call
+        from taken t
+    ) n
+),
 leased as (
     insert into {schema}.lease (
         id, version, epoch, rank, flags, attempt, start, life,
@@ -52,15 +70,16 @@ leased as (
     )
     select
         t.id, t.version + 1, t.epoch + (t.flags & 128 = 0)::integer, t.rank, t.flags, t.attempt,
-        t.start, t.life, $6, $7, $2, $2 + $8, $2 + t.timeout, t.route, t.queue
-    from taken t
+        t.start, t.life, t.claim, t.worker, $2, t.expires_at, $2 + t.timeout, t.route, t.queue
+    from given_out t
 ),
 told as (
     -- claimed, or resumed (continue), or reclaimed; what is spent is taken to be given up
     insert into {schema}.event (id, at, kind, epoch, attempt, worker)
     select
-        t.id, $2, case t.start when 4 then 2 when 3 then 3 else 1 end, t.epoch + 1, t.attempt, $7
-    from taken t
+        t.id, $2, case t.start when 4 then 2 when 3 then 3 else 1 end, t.epoch + 1, t.attempt,
+        t.worker
+    from given_out t
     where t.flags & 128 = 0
     order by t.rank, t.id
 )
@@ -73,21 +92,21 @@ left join lateral (
         'lease' as place, t.version + 1, t.epoch + (t.flags & 128 = 0)::integer, t.rank, t.flags,
         t.attempt, t.start, t.life,
         null::bigint, null::bigint, null::text, null::smallint,
-        $6::uuid, $7::integer, $2::bigint, $2::bigint + $8::bigint, $2::bigint + t.timeout,
+        t.claim, t.worker, $2::bigint, t.expires_at, $2::bigint + t.timeout,
         null::bigint,
         null::smallint, null::bigint, null::bigint, null::bytea,
         null::smallint, null::bigint, null::smallint, null::bytea,
         e.payload
-    from taken t join {schema}.execution e on e.id = t.id
+    from given_out t join {schema}.execution e on e.id = t.id
 ) s on true
 order by s.rank, s.id
 
 -- name: taken_leases
 -- Candidates are merged over the routes without locks, then locked by place; a row that moved or
--- was held meanwhile is skipped. The last four columns come also when nothing was taken: the
--- newest route there is, how many candidates there were, whether a suspect waits in any route, and
--- whether any of the lanes drains or has a concurrency. Then nothing is taken:
--- `taken_leases_by_lane` can, and costs more. Nor is anything taken while there are routes above
+-- was held meanwhile is skipped. The last five columns come also when nothing was taken: the
+-- newest route there is, how many candidates there were, whether a suspect waits in any route,
+-- whether any of the lanes drains or has a concurrency, and `held`. With such a lane nothing is
+-- taken: `taken_leases_by_lane` can, and costs more. Nor is anything taken while there are routes above
 -- $9, the newest one the caller knows: better work may be there.
 with open as materialized (
     select r.number, (
@@ -104,11 +123,12 @@ unknown as materialized (
     select count(*) > 0 as found from {schema}.route r where r.number > $9
 ),
 picked as materialized (
-    select c.at
+    select c.at, c.held
     from open
     cross join lateral (
-        select q.ctid as at, q.rank, q.id from {schema}.ready q
-        where q.route = open.number and (q.held_until <= $2 or q.held_for = $3)
+        select q.ctid as at, q.rank, q.id, q.held_until > $2 as held
+        from {schema}.ready q
+        where q.route = open.number and (q.held_until <= $2 or q.held_for = any($3::text[]))
             and (q.flags & 64) is not null
         order by q.rank, q.id
         limit $4
@@ -118,12 +138,17 @@ picked as materialized (
     order by c.rank, c.id
     limit $4
 ),
+clash as materialized (
+    select count(*) > 0 as found from picked where picked.held and cardinality($3::text[]) > 1
+),
 taken as (
     delete from {schema}.ready
     where ctid = any(array(
         select q.ctid from {schema}.ready q
-        where q.ctid = any(array(select picked.at from picked))
-            and (q.held_until <= $2 or q.held_for = $3)
+        where q.ctid = any(array(
+            select picked.at from picked where not (select clash.found from clash)
+        ))
+            and (q.held_until <= $2 or q.held_for = all($3::text[]))
         order by q.rank, q.id
         limit $5
         for update skip locked
@@ -131,13 +156,14 @@ taken as (
     returning *
 ),
 -- include: leases_of_taken
-select s.*, head.newest, head.candidates, head.suspects, head.special
+select s.*, head.newest, head.candidates, head.suspects, head.special, head.held
 from (
     select
         (select max(number) from {schema}.route) as newest,
         (select count(*) from picked) as candidates,
         exists (select from {schema}.ready x where (x.flags & 64) <> 0) as suspects,
-        (select special.found from special) as special
+        (select special.found from special) as special,
+        (select clash.found from clash) as held
 ) head
 -- include: snapshots_of_taken
 
@@ -179,27 +205,29 @@ open as materialized (
         and not (select unknown.found from unknown)
 ),
 picked as materialized (
-    select c.at, case when c.room is not null then c.name end as capped
+    select c.at, c.held, case when c.room is not null then c.name end as capped
     from (
         select b.*, row_number() over (partition by b.name order by b.rank, b.id) as place
         from (
-            select f.at, f.rank, f.id, open.name, open.room
+            select f.at, f.rank, f.id, f.held, open.name, open.room
             from open
             cross join lateral (
-                select q.ctid as at, q.rank, q.id from {schema}.ready q
-                where q.route = open.number and (q.held_until <= $2 or q.held_for = $3)
+                select q.ctid as at, q.rank, q.id, q.held_until > $2 as held
+                from {schema}.ready q
+                where q.route = open.number and (q.held_until <= $2 or q.held_for = any($3::text[]))
                     and (q.flags & 64) is not null
                 order by q.rank, q.id
                 limit $4
             ) f
             where open.state is distinct from 2
             union all
-            select f.at, f.rank, f.id, open.name, open.room
+            select f.at, f.rank, f.id, f.held, open.name, open.room
             from open
             cross join lateral (
-                select q.ctid as at, q.rank, q.id from {schema}.ready q
+                select q.ctid as at, q.rank, q.id, q.held_until > $2 as held
+                from {schema}.ready q
                 where q.route = open.number and q.start <> 0 and q.start <> 2
-                    and (q.held_until <= $2 or q.held_for = $3)
+                    and (q.held_until <= $2 or q.held_for = any($3::text[]))
                     and (q.flags & 64) is not null
                 order by q.rank, q.id
                 limit $4
@@ -211,8 +239,12 @@ picked as materialized (
     order by c.rank, c.id
     limit $4
 ),
+clash as materialized (
+    select count(*) > 0 as found from picked where picked.held and cardinality($3::text[]) > 1
+),
 wanted as materialized (
-    select distinct picked.capped as name from picked where picked.capped is not null
+    select distinct picked.capped as name from picked
+    where picked.capped is not null and not (select clash.found from clash)
 ),
 locked as materialized (
     select l.name
@@ -232,9 +264,10 @@ taken as (
         select q.ctid from {schema}.ready q
         where q.ctid = any(array(
             select picked.at from picked
-            where picked.capped is null or picked.capped in (select turned.name from turned)
+            where not (select clash.found from clash)
+                and (picked.capped is null or picked.capped in (select turned.name from turned))
         ))
-            and (q.held_until <= $2 or q.held_for = $3)
+            and (q.held_until <= $2 or q.held_for = all($3::text[]))
         order by q.rank, q.id
         limit $5
         for update skip locked
@@ -242,7 +275,7 @@ taken as (
     returning *
 ),
 -- include: leases_of_taken
-select s.*, head.newest, head.candidates, head.suspects, head.special, head.missed
+select s.*, head.newest, head.candidates, head.suspects, head.special, head.held, head.missed
 from (
     select
         (select max(number) from {schema}.route) as newest,
@@ -251,22 +284,23 @@ from (
         (
             select count(*) > 0 from given where given.state = 2 or given.concurrency is not null
         ) as special,
+        (select clash.found from clash) as held,
         (select count(*) from wanted) > (select count(*) from turned) as missed
 ) head
 -- include: snapshots_of_taken
 
 -- name: leases_by_claim
--- What an earlier call with this id took and still holds.
+-- What earlier calls with these ids took and still hold.
 select s.*, e.payload
 from {schema}.snapshot s join {schema}.execution e on e.id = s.id
-where s.place = 'lease' and s.claim = $1 and s.expires_at > $2
+where s.place = 'lease' and s.claim = any($1::uuid[]) and s.expires_at > $2
 order by s.rank, s.id
 
 -- name: returned_leases
--- Rows that a call took and cannot read go back, hidden from all workers until a moment: no worker has
+-- Rows that calls took and cannot read go back, hidden from all workers until a moment: no worker has
 -- an empty name. The epoch stays used; a reclaimed execution is lost again.
 with gone as (
-    delete from {schema}.lease where id = any($1::uuid[]) and claim = $2 returning *
+    delete from {schema}.lease where id = any($1::uuid[]) and claim = any($2::uuid[]) returning *
 )
 insert into {schema}.ready (
     id, version, epoch, rank, flags, attempt, start, life,

@@ -84,6 +84,7 @@ class PostgresStore:
     inbox = _method(submissions.inbox)
     admit = _method(submissions.admit)
     claim = _method(claims.claim)
+    claim_all = _method(claims.claim_all)
     renew = _method(leases.renew)
     end = _method(leases.end)
     write_progress = _method(leases.write_progress)

@@ -8,7 +8,6 @@ from operator import itemgetter
 from typing import Any, TypeVar
 from uuid import UUID
 
-from msgspec import Struct
 from msgspec.json import encode
 
 from flowfabric.core.base.time import Millis
@@ -23,21 +22,33 @@ from flowfabric.store.sqlite.session import SqliteSession, keyed, read_uuid
 _STARTS = tuple(Start)
 _SPENT = int(Flags.SPENT)
 
+_HELD = 15
+"""The column that says that a row is held for one of the workers."""
+
 Row = tuple[Any, ...]
+_Found = dict[bytes, tuple[ClaimCall, Taken]]
 Fenced = TypeVar("Fenced", Renewal, SideWrite)
 
 
 def claim(session: SqliteSession, call: ClaimCall, now: Millis) -> list[Taken]:
+    (taken,) = claim_all(session, [call], now)
+    return taken
+
+
+def claim_all(session: SqliteSession, calls: Sequence[ClaimCall], now: Millis) -> list[list[Taken]]:
     session.learn_routes()
     session.registry.suspects_seen = session.row("any_suspect") is not None
-    taken = _taken_before(session, call, now) if call.repeated else []
-    limit = call.limit - len(taken)
-    if limit <= 0:
-        return taken
-    fresh = _readable(session, call, now, limit)
-    if fresh:
-        _move(session, call, now, list(fresh))
-    return [*taken, *fresh.values()]
+    found = {call.id: _taken_before(session, call, now) if call.repeated else [] for call in calls}
+    # One element for each execution that may be taken: the call that gets it.
+    slots = [call for call in calls for _ in range(call.limit - len(found[call.id]))]
+    fresh = _fresh(session, slots, now)
+    if fresh is None:  # held for one of several workers: it and no other may take it
+        alone = {call.id: [slot for slot in slots if slot is call] for call in calls}
+        parts = (_fresh(session, slots, now) or {} for slots in alone.values())
+        fresh = {id: taken for part in parts for id, taken in part.items()}
+    for call, taken in fresh.values():
+        found[call.id].append(taken)
+    return list(found.values())
 
 
 def renew(session: SqliteSession, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
@@ -99,29 +110,38 @@ def routes_for(
             yield number, route
 
 
-def _readable(
-    session: SqliteSession, call: ClaimCall, now: Millis, limit: int
-) -> dict[bytes, Taken]:
-    """What the call takes, by id. Rows that cannot be read are set aside, and others are chosen."""
-    search = _Search(call, now, limit, lane_gates(session, call.lanes))
+def _fresh(session: SqliteSession, slots: Sequence[ClaimCall], now: Millis) -> "_Found | None":
+    """What the calls take, by id. Rows that cannot be read are set aside, and others are chosen.
+    None if there are several workers, and a row is held for one of them."""
+    if not slots:
+        return {}
+    search = _Search(slots, now, lane_gates(session, slots[0].lanes))
     while True:
         found, spoiled = _read(session, search)
+        if found is None:
+            return None
         if not spoiled:
-            return found
+            break
         session.among("set_aside_ready", spoiled, now + SET_ASIDE)
+    if found:
+        _move(session, now, found)
+    return found
 
 
-def _read(session: SqliteSession, search: "_Search") -> tuple[dict[bytes, Taken], list[bytes]]:
+def _read(session: SqliteSession, search: "_Search") -> tuple["_Found | None", list[bytes]]:
     """What can be taken of the chosen rows, and which of them cannot be read."""
-    found: dict[bytes, Taken] = {}
+    found: _Found = {}
     spoiled: list[bytes] = []
     left = {name: door.room for name, door in search.closed.items() if door.room is not None}
     for row in _choose(session, search):
         lane = session.names.routes[row[2]].lane if left else ""
         if len(found) == search.limit or left.get(lane) == 0:
             continue
+        if row[_HELD] and len(search.workers) > 1:
+            return None, []
+        call = search.slots[len(found)]
         try:
-            found[row[0]] = _take(session, search.call, search.now, row)
+            found[row[0]] = call, _take(session, call, search.now, row)
         except UNREADABLE as error:
             tell(unreadable("execution", row[0], error))
             spoiled.append(row[0])
@@ -131,13 +151,20 @@ def _read(session: SqliteSession, search: "_Search") -> tuple[dict[bytes, Taken]
     return found, spoiled
 
 
-class _Search(Struct, frozen=True):
-    """What is looked for. `closed` are lanes that are not simply open."""
+class _Search:
+    """What is looked for: one element of `slots` for each execution that may be taken, which is
+    the call it goes to. The calls differ only in worker, id and ttl. `closed` are lanes that are
+    not simply open."""
 
-    call: ClaimCall
-    now: Millis
-    limit: int
-    closed: Mapping[str, LaneGate]
+    def __init__(
+        self, slots: Sequence[ClaimCall], now: Millis, closed: Mapping[str, LaneGate]
+    ) -> None:
+        self.slots = slots
+        self.call = slots[0]
+        self.limit = len(slots)
+        self.workers = list({call.worker.id: None for call in slots})
+        self.now = now
+        self.closed = closed
 
     @property
     def capped(self) -> bool:
@@ -154,7 +181,8 @@ def _choose(session: SqliteSession, search: _Search) -> list[Row]:
     """The best rows over all routes. Each route is read no further than it is needed."""
     call, names = search.call, session.names.routes
     suspects = call.suspects is not Suspects.NONE
-    values = {"now": search.now, "worker": call.worker.id, "suspects": suspects}
+    workers = encode(search.workers).decode()
+    values = {"now": search.now, "workers": workers, "suspects": suspects}
     routes = _wanted_routes(session, search, values)
     cursors = [
         session.execute(query, {**values, "route": route, "limit": search.most(names[route].lane)})
@@ -219,17 +247,25 @@ def _merged(cursors: Sequence[Iterator[Row]]) -> Iterator[Row]:
     return merge(*cursors, key=lambda row: (row[7], row[0]))
 
 
-def _move(session: SqliteSession, call: ClaimCall, now: Millis, ids: list[bytes]) -> None:
-    session.intern_workers([call.worker])
-    number = session.names.worker_numbers[call.worker]
-    session.among("taken_leases", ids, call.id.bytes, number, now, now + call.ttl, now)
+def _move(session: SqliteSession, now: Millis, found: _Found) -> None:
+    calls: dict[UUID, ClaimCall] = {}
+    taken: dict[UUID, list[bytes]] = {}
+    for id, (call, _) in found.items():
+        calls[call.id] = call
+        taken.setdefault(call.id, []).append(id)
+    session.intern_workers([call.worker for call in calls.values()])
+    for call in calls.values():
+        number = session.names.worker_numbers[call.worker]
+        values = (call.id.bytes, number, now, now + call.ttl, now)
+        session.among("taken_leases", taken[call.id], *values)
+    ids = list(found)
     session.among("taken_events", ids)
     session.among("gone_ready", ids)
 
 
 def _take(session: SqliteSession, call: ClaimCall, now: Millis, row: Row) -> Taken:
     """As `core.execution.lease.take`, from a row of claimable_executions."""
-    payload, rank, version, epoch, flags, attempt, start, life, timeout = row[6:]
+    payload, rank, version, epoch, flags, attempt, start, life, timeout = row[6:_HELD]
     lease = Lease(
         call.id,
         attempt,

@@ -5,7 +5,7 @@ from json_each(:routes) as wanted
 cross join ready as r on r.id = (
     select best.id from ready as best
     where best.route = wanted.value
-        and (best.held_until <= :now or best.held_for = :worker)
+        and (best.held_until <= :now or best.held_for in (select value from json_each(:workers)))
         and (:suspects or best.flags & 64 = 0)
     order by best.rank, best.id
     limit 1
@@ -14,13 +14,15 @@ order by r.rank, r.id
 limit :limit
 
 -- name: claimable_executions
--- The best of one route, in claim order. Read row by row: only what is taken is read.
+-- The best of one route, in claim order, and whether each is held for one of the workers. Read row
+-- by row: only what is taken is read.
 select
     e.id, e.created_at, e.route, e.policy, e.facts, e.flow, e.payload,
-    r.rank, r.version, r.epoch, r.flags, r.attempt, r.start, r.life, r.timeout
+    r.rank, r.version, r.epoch, r.flags, r.attempt, r.start, r.life, r.timeout,
+    r.held_until > :now
 from ready as r
 cross join execution as e on e.id = r.id
-where r.route = :route and (r.held_until <= :now or r.held_for = :worker)
+where r.route = :route and (r.held_until <= :now or r.held_for in (select value from json_each(:workers)))
     and (:suspects or r.flags & 64 = 0)
 order by r.rank, r.id
 limit :limit
@@ -29,11 +31,12 @@ limit :limit
 -- As claimable_executions, of a lane that drains: what has not begun is left alone.
 select
     e.id, e.created_at, e.route, e.policy, e.facts, e.flow, e.payload,
-    r.rank, r.version, r.epoch, r.flags, r.attempt, r.start, r.life, r.timeout
+    r.rank, r.version, r.epoch, r.flags, r.attempt, r.start, r.life, r.timeout,
+    r.held_until > :now
 from ready as r indexed by ready_begun
 cross join execution as e on e.id = r.id
 where r.route = :route and r.start <> 0 and r.start <> 2
-    and (r.held_until <= :now or r.held_for = :worker)
+    and (r.held_until <= :now or r.held_for in (select value from json_each(:workers)))
     and (:suspects or r.flags & 64 = 0)
 order by r.rank, r.id
 limit :limit
@@ -42,10 +45,12 @@ limit :limit
 -- As claimable_executions, only those that may have ended their worker. All of them have begun.
 select
     e.id, e.created_at, e.route, e.policy, e.facts, e.flow, e.payload,
-    r.rank, r.version, r.epoch, r.flags, r.attempt, r.start, r.life, r.timeout
+    r.rank, r.version, r.epoch, r.flags, r.attempt, r.start, r.life, r.timeout,
+    r.held_until > :now
 from ready as r indexed by ready_suspect
 cross join execution as e on e.id = r.id
-where r.route = :route and r.flags & 64 <> 0 and (r.held_until <= :now or r.held_for = :worker)
+where r.route = :route and r.flags & 64 <> 0
+    and (r.held_until <= :now or r.held_for in (select value from json_each(:workers)))
 order by r.rank, r.id
 limit :limit
 

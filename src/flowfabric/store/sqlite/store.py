@@ -127,6 +127,7 @@ class SqliteStore:
     inbox = _reading(submissions.inbox)
     admit = _batched(submissions.admit)
     claim = _writing(claims.claim)
+    claim_all = _writing(claims.claim_all)
     renew = _batched(claims.renew, urgent=True)
     end = _batched(changes.end)
     write_progress = _batched(claims.write_progress)
