@@ -28,6 +28,7 @@ ONLY: dict[str, set[str]] = {
         "ended_directly",
         "ended_leases",
         "ended_sessions",
+        "ended_with_downstreams",
         "event_writers",
         "flow_stamp",
         "has_schema",

@@ -12,6 +12,7 @@ from flowfabric.core.execution.submission import Submission
 from flowfabric.core.flow.grow import Added, AlreadyMember, AlreadyStaged, Staged
 from flowfabric.core.flow.join import Edge, Join
 from flowfabric.core.flow.model import Flow
+from flowfabric.engine.flow.downstreams import DownstreamChanges
 from flowfabric.engine.flow.flows import FlowCreated
 from tests.kit.flow_lab import Drawn
 from tests.kit.lab import Lab
@@ -96,9 +97,20 @@ async def after_commit(lab: Lab) -> None:
 
 
 def die_after_commits(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that does nothing after a commit, as one that was killed there."""
+    """An engine that does nothing after a commit, as one that was killed there, and whose endings
+    leave everything to the outbox."""
+    leave_to_outbox(lab, monkeypatch)
     monkeypatch.setattr(lab.engine._dispatcher, "kick", lambda flows: None)
     monkeypatch.setattr(lab.engine._dispatcher, "committed", lambda commit: None)
+
+
+def leave_to_outbox(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Endings of this engine settle nothing by their own commit, as with many downstreams."""
+
+    async def nothing(*_: object) -> DownstreamChanges:
+        return DownstreamChanges()
+
+    monkeypatch.setattr(lab.engine.attempts._downstreams, "after", nothing)
 
 
 async def owed(flow: Drawn) -> int:

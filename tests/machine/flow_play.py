@@ -34,7 +34,7 @@ from flowfabric.core.flow.model import CancelPolicy, Parent
 from flowfabric.engine.commit import retry
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.flow import dispatch, resolver, walks
+from flowfabric.engine.flow import dispatch, downstreams, resolver, walks
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import EdgeQuery
@@ -418,6 +418,7 @@ def paged() -> Iterator[None]:
         patch.object(resolver, "PAGE", PER_PAGE),
         patch.object(dispatch, "PAGE", PER_PAGE),
         patch.object(walks, "PAGE", PER_PAGE),
+        patch.object(downstreams, "FEW", 2),
     ):
         yield
 

@@ -17,6 +17,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.submission import Creation
+from flowfabric.core.flow.progress import DownstreamChange
 from flowfabric.core.limit.release import Release
 from flowfabric.core.limit.spend import BudgetLedger
 from flowfabric.store.contract import RecordStore, Store
@@ -74,9 +75,14 @@ class Rivals(Wrapper):
         await self._interfere([renewal.uuid for renewal in renewals])
         return await self.inner.renew(renewals, now)
 
-    async def end(self, changes: Sequence[Change[object]], now: Millis) -> set[UUID]:
-        await self._interfere(_decided_on(changes))
-        return await self.inner.end(changes, now)
+    async def end(
+        self,
+        changes: Sequence[Change[object]],
+        now: Millis,
+        downstreams: Sequence[DownstreamChange] = (),
+    ) -> set[UUID]:
+        await self._interfere(_decided_on([*changes, *(each.change for each in downstreams)]))
+        return await self.inner.end(changes, now, downstreams)
 
     async def write_progress(self, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
         await self._interfere([note.uuid for note in notes])
@@ -137,8 +143,13 @@ class LostReplies(Wrapper):
     async def renew(self, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
         return self._lose(await self.inner.renew(renewals, now))
 
-    async def end(self, changes: Sequence[Change[object]], now: Millis) -> set[UUID]:
-        return self._lose(await self.inner.end(changes, now))
+    async def end(
+        self,
+        changes: Sequence[Change[object]],
+        now: Millis,
+        downstreams: Sequence[DownstreamChange] = (),
+    ) -> set[UUID]:
+        return self._lose(await self.inner.end(changes, now, downstreams))
 
     async def write_progress(self, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
         return self._lose(await self.inner.write_progress(notes, now))

@@ -23,6 +23,7 @@ from flowfabric.core.execution.model import (
     Suspended,
     Waiting,
 )
+from flowfabric.core.flow.progress import DownstreamChange
 from flowfabric.core.wait import resume, signal
 from flowfabric.core.wait.model import NO_WAITS, DedupRecord
 from flowfabric.store.contract import Store
@@ -35,7 +36,12 @@ from tests.machine.faults import assert_found
 class EndsUnderAnyFence(Fault):
     """Its end statement compares nothing: whoever ran it once may end it."""
 
-    async def end(self, changes: Sequence[Change[object]], now: Millis) -> set[UUID]:
+    async def end(
+        self,
+        changes: Sequence[Change[object]],
+        now: Millis,
+        downstreams: Sequence[DownstreamChange] = (),
+    ) -> set[UUID]:
         return await self.inner.apply(await _rebased(self.inner, changes))
 
 

@@ -30,9 +30,13 @@ class ForgetsTheLastPage(Fault):
     """Finds only the first of several pages of edges to settle."""
 
     async def unsettled(
-        self, endings: Sequence[tuple[UUID, UUID]], after: UUID | None, limit: int
+        self,
+        endings: Sequence[tuple[UUID, UUID]],
+        after: UUID | None,
+        limit: int,
+        each: int | None = None,
     ) -> list[Unsettled]:
-        return [] if after is not None else await self.inner.unsettled(endings, after, limit)
+        return [] if after is not None else await self.inner.unsettled(endings, after, limit, each)
 
     async def edges(self, query: EdgeQuery) -> list[EdgeState]:
         later = query.unsettled and query.after is not None

@@ -313,7 +313,7 @@ async def test_edges_are_found_by_the_index_made_for_them(filled: postgres_bench
         steps = await plan(filled, PINNED, name, *EDGES)
         assert f"using {index} on edge" in steps, name
         assert condition in steps, name
-    steps = await plan(filled, PINNED, "unsettled_edges", UUIDS, UUIDS, UUIDS[0], 500)
+    steps = await plan(filled, PINNED, "unsettled_edges", UUIDS, UUIDS, UUIDS[0], 500, 500)
     assert "using edge_unsettled on edge" in steps
     for table in ("execution", "parked", "lease", "ready", "done"):
         assert f" on {table} " in steps

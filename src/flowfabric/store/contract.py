@@ -34,6 +34,7 @@ from flowfabric.core.execution.submission import Creation
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange
 from flowfabric.core.flow.outbox import OutboxEntry
+from flowfabric.core.flow.progress import DownstreamChange
 from flowfabric.core.limit.quota import Uses
 from flowfabric.core.limit.release import QuotaView, Release, StartsBack
 from flowfabric.core.limit.spend import BudgetLedger
@@ -162,10 +163,17 @@ class ExecutionStore(Protocol):
         """Extends each lease whose id and epoch match and which has not expired; never shortens
         one. Returns the new expiry of those extended."""
 
-    async def end(self, changes: Sequence[Change[object]], now: Millis) -> set[UUID]:
+    async def end(
+        self,
+        changes: Sequence[Change[object]],
+        now: Millis,
+        downstreams: Sequence[DownstreamChange] = (),
+    ) -> set[UUID]:
         """Writes endings for which `Change.plain_end` holds: the lease row goes if version,
-        epoch, lease id stand and it has not expired by `now`; done row and event come. Returns
-        the executions that were ended."""
+        epoch, lease id stand and it has not expired by `now`; done row and event come. In the same
+        commit it writes changes of downstreams for which `Change.plain_release` holds: each if all
+        its upstreams were ended by this call and its version stands, and no other session has
+        locked it. Returns the executions that were changed."""
 
     async def write_progress(self, writes: Sequence[SideWrite], now: Millis) -> set[UUID]:
         """Writes each side write whose lease stands (the lease row is locked while it is
@@ -301,10 +309,15 @@ class FlowStore(Protocol):
         """Edges by id."""
 
     async def unsettled(
-        self, endings: Sequence[tuple[UUID, UUID]], after: UUID | None, limit: int
+        self,
+        endings: Sequence[tuple[UUID, UUID]],
+        after: UUID | None,
+        limit: int,
+        each: int | None = None,
     ) -> list[Unsettled]:
-        """Edges that leave the given members (flow, execution) and are not settled, by id, each
-        with its downstream: an edge that is settled meanwhile moves the version of that."""
+        """Edges that leave the given members (flow, execution) and are not settled, by id, at most
+        `each` of a member, each with its downstream: an edge that is settled meanwhile moves the
+        version of that."""
 
     async def outbox(self, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
         """What is owed to flows, of each at most `limit`."""

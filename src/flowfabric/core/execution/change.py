@@ -10,7 +10,17 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import Event
-from flowfabric.core.execution.model import Active, Attempt, Ended, Flags, Outcome, Snapshot
+from flowfabric.core.execution.model import (
+    Active,
+    Attempt,
+    Ended,
+    Flags,
+    Outcome,
+    Ready,
+    Snapshot,
+    Suspended,
+    Waiting,
+)
 from flowfabric.core.execution.step import Step
 from flowfabric.core.flow.outbox import OutboxEntry, outbox_of, turned
 from flowfabric.core.wait.model import DedupRecord, ReceivedSignal, Waitpoint
@@ -80,6 +90,21 @@ class Change(Struct, Generic[T_co], frozen=True, gc=False):
             and not self.steps
             and not self.forgotten
             and not self.owed
+        )
+
+    @property
+    def plain_release(self) -> bool:
+        """Whether the change only moves what waits to another gate or makes it ready, beside edges
+        and outbox: it can be written with the endings it counts, in one statement."""
+        before, after = self.before, self.after
+        return (
+            before is not None
+            and after is not None
+            and isinstance(before.state, Waiting | Suspended)
+            and isinstance(after.state, Ready | Waiting | Suspended)
+            and after.alarm_at == before.alarm_at
+            and not (self.events or self.attempts or self.steps or self.forgotten)
+            and not (self.waitpoints or self.signals or self.counted or self.dedup)
         )
 
 

@@ -1,9 +1,11 @@
 """How endings of upstreams reach an execution: its join counts them, fires once, and then the
 execution may run or is skipped."""
 
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from uuid import UUID
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.base.time import Millis
@@ -25,13 +27,15 @@ from flowfabric.core.execution.model import (
     Waiting,
 )
 from flowfabric.core.execution.status import vector
-from flowfabric.core.flow.join import Join, JoinState, count, evaluate
-from flowfabric.core.flow.outbox import SIBLING, OutboxEntry, OutboxKind
+from flowfabric.core.flow.join import EdgeState, Join, JoinState, count, evaluate
+from flowfabric.core.flow.outbox import SIBLING, MemberEnding, OutboxEntry, OutboxKind
 from flowfabric.core.wait.model import Loaded, Needs
 from flowfabric.core.wait.resume import clean_up_first
 
 IMPOSSIBLE = "dependency_impossible"
 WAIT_CHILDREN = "wait_children"
+FEW = 8
+"""A member with at most so many open edges settles them by the very commit that ends it."""
 
 
 class Settlement(NamedTuple):
@@ -42,6 +46,37 @@ class Settlement(NamedTuple):
     outcome: Outcome
     number: int | None = None
     round: int | None = None
+
+
+class DownstreamChange(Struct, frozen=True):
+    """A change of a downstream that counts endings of these upstreams, which are not written yet.
+    It is written in their commit, if all of them are, or not at all."""
+
+    change: "Change[object]"
+    upstreams: tuple[UUID, ...]
+
+
+def settlements_of(
+    edges: Iterable[EdgeState], endings: Mapping[UUID, MemberEnding]
+) -> tuple[Settlement, ...]:
+    """How the upstreams of these edges have ended."""
+    return tuple(Settlement(each.edge.id, *endings[each.edge.upstream]) for each in edges)
+
+
+def settle_with(
+    snapshot: Snapshot | None,
+    now: Millis,
+    edges: tuple[EdgeState, ...],
+    endings: Mapping[UUID, MemberEnding],
+) -> DownstreamChange | None:
+    """What endings that are about to be written mean for a downstream, which was seen together with
+    these edges. None if that is more than a move to the next gate (it is skipped, it runs): then
+    it is decided after their commit."""
+    loaded = Loaded({}, {}, [], {each.edge.id: each for each in edges})
+    change = settle(snapshot, now, loaded, settlements_of(edges, endings))
+    if not change.plain_release or len(change.settled) < len(edges):
+        return None
+    return DownstreamChange(change, tuple(each.edge.upstream for each in edges))
 
 
 def needed_to_settle(

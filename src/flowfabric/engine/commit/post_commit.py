@@ -31,20 +31,28 @@ _LIMITS = int(Flags.LIMITS)
 
 class Commit(Struct, frozen=True, kw_only=True):
     """What has changed. `ready`: there is work to claim; `ended` and `ended_flows` are over;
-    `owed` is new in the outboxes of flows; `limited` wait for limits or have given room back;
-    `unleased` lost their lease or gave it up; `signalled`: a run has received a signal while it
-    runs; something is due at `due_at`, the earliest moment;
+    `owed` is new in the outboxes of flows; members that are `settled` have ended and left no edge
+    open, and a flow is `unfinished` if a member goes on after that; `limited` wait for limits or
+    have given room back; `unleased` lost their lease or gave it up; `signalled`: a run has received
+    a signal while it runs; something is due at `due_at`, the earliest moment;
     `reopened`: a lane or a worker has changed, so that other work can be claimed."""
 
     ready: bool = False
     ended: tuple[UUID, ...] = ()
     ended_flows: tuple[Flow, ...] = ()
     owed: tuple[OutboxEntry, ...] = ()
+    settled: frozenset[UUID] = frozenset()
+    unfinished: frozenset[UUID] = frozenset()
     limited: tuple[Execution, ...] = ()
     unleased: tuple[UUID, ...] = ()
     signalled: bool = False
     due_at: Millis | None = None
     reopened: bool = False
+
+    @property
+    def hinted(self) -> bool:
+        """Whether other tasks and processes get a hint of it."""
+        return bool(self.ready or self.ended or self.ended_flows or self.signalled)
 
 
 class Subscriber(Protocol):
@@ -85,7 +93,12 @@ class PostCommit:
             )
         )
 
-    def applied(self, changes: Sequence[Change[Any]]) -> None:
+    def applied(
+        self,
+        changes: Sequence[Change[Any]],
+        settled: frozenset[UUID] = frozenset(),
+        unfinished: frozenset[UUID] = frozenset(),
+    ) -> None:
         moves = [
             (change.before, change.after)
             for change in changes
@@ -105,6 +118,8 @@ class PostCommit:
                 ready=ready,
                 ended=tuple(ended),
                 owed=tuple(entry for change in changes for entry in change.outbox),
+                settled=settled,
+                unfinished=unfinished,
                 limited=tuple(after.execution for before, after in moves if _frees(before, after)),
                 unleased=tuple(
                     after.execution.uuid for before, after in moves if _unleases(before, after)

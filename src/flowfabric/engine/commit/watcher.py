@@ -104,6 +104,7 @@ class Watcher(Generic[T]):
         self._nudged: set[UUID] = set()
         self._nudge = asyncio.Event()
         self._turn = 0
+        self._own_hints = 0
         self._background = Background(f"waiting for the end of a {awaited.noun}", log)
 
     async def end_of(self, id: object, uuid: UUID) -> T:
@@ -119,7 +120,8 @@ class Watcher(Generic[T]):
             self._forget(uuid, future)
 
     def committed(self, commit: Commit) -> None:
-        """What this process ended itself is answered at once."""
+        """What this process ended itself is answered at once: its own hints need no look."""
+        self._own_hints += commit.hinted
         if not self._waiters:
             return
         for uuid, found in self._awaited.ended_by(commit).items():
@@ -139,21 +141,36 @@ class Watcher(Generic[T]):
         self._nudge.set()
 
     async def _watch(self) -> None:
-        seen, rests_until = self._store.hints.count, 0.0
+        seen, rests_until = self._others_hints, 0.0
         while self._waiters:
             if self._nudged:
                 nudged, self._nudged = self._nudged, set()
                 await self._look_at([uuid for uuid in nudged if uuid in self._waiters])
                 continue
             await self._pause(rests_until - time.monotonic(), None)
-            hinted = not self._nudged and await self._pause(POLL_FLOOR, seen)
+            hinted = await self._hinted(seen)
             if self._nudged:
                 continue
-            seen, began = self._store.hints.count, time.monotonic()
+            seen, began = self._others_hints, time.monotonic()
             await self._look(everywhere=not hinted)
             # However many wait and however often others hint: no more than half the time.
             ended = time.monotonic()
             rests_until = ended + max(self._awaited.rest, min(LONGEST_REST, ended - began))
+
+    @property
+    def _others_hints(self) -> int:
+        """How many hints there were that are not about commits of this process."""
+        return self._store.hints.count - self._own_hints
+
+    async def _hinted(self, seen: int) -> bool:
+        """Waits for a nudge, or for a hint of others (after there were `seen`: True), at most until
+        the poll floor."""
+        floor = time.monotonic() + POLL_FLOOR
+        while not self._nudged and seen == self._others_hints:
+            if (left := floor - time.monotonic()) <= 0:
+                return False
+            await self._pause(left, self._store.hints.count)
+        return not self._nudged
 
     async def _pause(self, seconds: float, seen: int | None) -> bool:
         """Until a nudge, or (with `seen`) a hint, or `seconds`; True when it was a hint."""

@@ -47,6 +47,7 @@ from flowfabric.core.flow import progress
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.context import EngineContext, P, Service, T
 from flowfabric.engine.execution.claims import Claim, Claims
+from flowfabric.engine.flow.downstreams import Downstreams
 from flowfabric.store.queries import Progress, SideWrite
 
 MAX_STEP = 1 << 20
@@ -73,9 +74,10 @@ class Attempts(Service):
     def __init__(self, context: EngineContext, claims: Claims) -> None:
         super().__init__(context)
         self._claims = claims
+        self._downstreams = Downstreams(context)
         self._ends: Batcher[Change[object], bool] = Batcher(
             "end",
-            partial(_flush_ends, context),
+            partial(_flush_ends, context, self._downstreams),
             keys=_change_keys,
             weight=_change_weight,
             halves=context.store.is_server,
@@ -295,10 +297,20 @@ class Attempts(Service):
         return [_note_fence(note) in written for note in notes]
 
 
-async def _flush_ends(context: EngineContext, changes: list[Change[object]]) -> list[bool]:
-    ended = await context.store.end(changes, context.store.clock.now())
-    context.post_commit.applied([change for change in changes if _uuid(change) in ended])
-    return [_uuid(change) in ended for change in changes]
+async def _flush_ends(
+    context: EngineContext, downstreams: Downstreams, changes: list[Change[object]]
+) -> list[bool]:
+    """Ends what its fence allows, and lets downstreams of members go on with it."""
+    now = context.store.clock.now()
+    following = await downstreams.after(changes, now)
+    written = await context.store.end(changes, now, following.changes)
+    released = [each.change for each in following.changes if _uuid(each.change) in written]
+    context.post_commit.applied(
+        [*(change for change in changes if _uuid(change) in written), *released],
+        settled=following.settled(written),
+        unfinished=frozenset(map(_flow, released)),
+    )
+    return [_uuid(change) in written for change in changes]
 
 
 def _explain(found: Snapshot | None, now: Millis, owner: Owner) -> Change[None]:
@@ -323,6 +335,13 @@ def _uuid(change: Change[object]) -> UUID:
     if change.before is None:
         raise Invalid("there is no current attempt to end")
     return change.before.execution.uuid
+
+
+def _flow(change: Change[object]) -> UUID:
+    flow = None if change.before is None else change.before.execution.flow
+    if flow is None:
+        raise Invalid("only a member of a flow waits for others")
+    return flow
 
 
 def _change_keys(change: Change[object]) -> tuple[UUID]:

@@ -44,15 +44,22 @@ class FlowDispatcher(Service):
         self._cancels = Background("cancelling the members of flow", log)
 
     def committed(self, commit: Commit) -> None:
-        """Endings that were committed just now need not be read again to be carried on."""
+        """Endings that were committed just now need not be read again to be carried on. Where the
+        commit has settled the edges as well, only the flow is left to count, if it may be over."""
+        carried, counted = list[UUID](), list[UUID]()
         for entry in commit.owed:
+            if entry.kind is OutboxKind.ENDED and entry.id in commit.settled:
+                if entry.flow not in commit.unfinished:
+                    counted.append(entry.flow)
+                continue
+            carried.append(entry.flow)
             known = self._endings.setdefault(entry.flow, {})
             if entry.kind is OutboxKind.ENDED and entry.outcome is not None:
                 known[entry.id] = MemberEnding(entry.outcome, entry.number)
             elif entry.kind is OutboxKind.REPLAYED:
                 known.pop(entry.id, None)
-        if commit.owed:
-            self.kick(entry.flow for entry in commit.owed)
+        self.kick(carried)
+        self._counts.add(counted)
 
     def kick(self, flows: Iterable[UUID]) -> None:
         """Resolves these flows in the background."""
@@ -80,7 +87,7 @@ class FlowDispatcher(Service):
             passes += looked_at.issuperset(flows)
             looked_at.update(flows)
             if not await self._together(flows, self._resolve_all):
-                break  # only what cannot be done now is left
+                break  # only what cannot be done now is left, or what is new since
         return len(looked_at)
 
     async def _carry(self, flows: list[UUID]) -> None:
@@ -106,13 +113,13 @@ class FlowDispatcher(Service):
         return passed.done + len(passed.slow)
 
     async def _resolve_all(self, flows: Sequence[UUID]) -> int:
-        """Leaves nothing for later. Returns how many flows owe nothing any more of what they owed
-        before."""
+        """Leaves nothing for later. Returns whether anything may have come of it, or flows are left
+        that were not looked at: endings that were only counted lead to nothing."""
         passed = await self._resolver.count(flows, everything=True)
         for flow in passed.slow:
             await self._resolver.resolve(flow)
         self.kick(passed.again)
-        return passed.done + len(passed.slow)
+        return passed.settled + len(passed.slow) + len(passed.again) + (len(flows) >= PAGE)
 
     async def _cancel(self, flow: Flow) -> None:
         self._cancelling.add(flow.id)

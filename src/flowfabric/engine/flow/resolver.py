@@ -52,12 +52,14 @@ log = logging.getLogger("flowfabric.flows")
 
 
 class Pass(Struct, frozen=True):
-    """What came of one look at many flows: `done` were counted. `slow` owe more than endings, and
-    each is to be resolved by itself; `again` has moved meanwhile, or owes something new."""
+    """What came of one look at many flows: `done` were counted, after so many edges were `settled`.
+    `slow` owe more than endings, and each is to be resolved by itself; `again` has moved meanwhile,
+    or owes something new."""
 
     done: int
     slow: tuple[UUID, ...]
     again: tuple[UUID, ...] = ()
+    settled: int = 0
 
 
 class FlowResolver(Service):
@@ -74,10 +76,9 @@ class FlowResolver(Service):
         open. Members that are to be cancelled are left alone: they must not be skipped."""
         return await self._settle_edges(
             {
-                (flow, id): ending
+                flow: members
                 for flow, members in endings.items()
-                if flow not in self._cancelling
-                for id, ending in members.items()
+                if members and flow not in self._cancelling
             }
         )
 
@@ -100,17 +101,11 @@ class FlowResolver(Service):
         due = [change for change in counts if everything or _cannot_wait(change)]
         if not due:
             return Pass(0, slow)
-        await self._settle_edges(
-            {
-                (change.after.id, id): ending
-                for change in due
-                for id, ending in endings_of(change.done).items()
-            }
-        )
+        settled = await self._settle_edges({each.after.id: endings_of(each.done) for each in due})
         written = await self._context.store.count_flows(due)
         again = {each.after.id for each in due if each.after.id not in written or each.owed}
         self._publish(change.after for change in due if change.after.id not in again)
-        return Pass(len(written), slow, tuple(again))
+        return Pass(len(written), slow, tuple(again), settled)
 
     # -- one flow
 
@@ -146,7 +141,7 @@ class FlowResolver(Service):
             await self.cancel_members(found)
         if OutboxKind.RELEASE in kinds:
             await self._release(found)
-        await self._settle_edges({(flow, id): end for id, end in endings_of(entries).items()})
+        await self._settle_edges({flow: endings_of(entries)})
         await self._catch_up(flow, entries)
         await self._cancel_siblings(flow, entries)
         if OutboxKind.TELL in kinds:
@@ -286,10 +281,12 @@ class FlowResolver(Service):
             if isinstance(answer, Exception) and not isinstance(answer, LeaseLost | NotFound):
                 raise answer
 
-    async def _settle_edges(self, endings: Mapping[tuple[UUID, UUID], MemberEnding]) -> int:
-        """Settles the open edges that leave members (flow, execution) with how these ended."""
+    async def _settle_edges(self, flows: Mapping[UUID, Mapping[UUID, MemberEnding]]) -> int:
+        """Settles the open edges that leave members, by flow, with how these ended."""
+        members = [(flow, id) for flow, ended in flows.items() for id in ended]
+        endings = {id: ending for ended in flows.values() for id, ending in ended.items()}
         after, settled = None, 0
-        while endings and (page := await self._context.store.unsettled(list(endings), after, PAGE)):
+        while members and (page := await self._context.store.unsettled(members, after, PAGE)):
             by_child: dict[UUID, list[Unsettled]] = {}
             for found in page:
                 by_child.setdefault(found.state.edge.downstream, []).append(found)
@@ -317,16 +314,11 @@ def _of(kind: OutboxKind, entries: Sequence[OutboxEntry]) -> list[OutboxEntry]:
     return [entry for entry in entries if entry.kind is kind]
 
 
-def _bringing(
-    open: Sequence[Unsettled], endings: Mapping[tuple[UUID, UUID], MemberEnding]
-) -> Decision:
+def _bringing(open: Sequence[Unsettled], endings: Mapping[UUID, MemberEnding]) -> Decision:
     """Brings the endings of upstreams to a downstream, which need not be read again: it and its
     edges were seen at one moment, and settling one of these moves its version."""
     edges = {found.state.edge.id: found.state for found in open}
-    brought = [
-        Settlement(id, *endings[state.edge.flow, state.edge.upstream])
-        for id, state in edges.items()
-    ]
+    brought = rules.settlements_of(edges.values(), endings)
     child, seen = open[0].state.edge.downstream, Loaded({}, {}, [], edges)
     return _settling(child, brought, open[0].downstream, seen)
 

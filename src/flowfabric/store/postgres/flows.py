@@ -70,10 +70,14 @@ async def count_flows(
 
 
 async def unsettled(
-    session: PostgresSession, endings: Sequence[tuple[UUID, UUID]], after: UUID | None, limit: int
+    session: PostgresSession,
+    endings: Sequence[tuple[UUID, UUID]],
+    after: UUID | None,
+    limit: int,
+    each: int | None = None,
 ) -> list[Unsettled]:
     flows, upstreams = [flow for flow, _ in endings], [upstream for _, upstream in endings]
-    values = (flows, upstreams, after or FIRST_ID, limit)
+    values = (flows, upstreams, after or FIRST_ID, limit if each is None else each, limit)
     return await session.load.run(partial(_unsettled, session, values))
 
 

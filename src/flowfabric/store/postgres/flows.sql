@@ -216,7 +216,7 @@ from (
                 and t.upstream <= a.upstream and t.outcome is null
             order by t.upstream, t.id limit $4
         ) t
-        order by t.id limit $4
+        order by t.id limit $5
     ) e
 ) o
 left join lateral (

@@ -1,6 +1,7 @@
 """What owners do: renew, end, write beside their lease."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -8,18 +9,41 @@ from uuid import UUID
 import msgspec
 from msgspec.structs import replace
 
+from flowfabric.core.base.errors import Invalid, Locked
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.event import Event
 from flowfabric.core.execution.model import Active, Ended, Lease, Snapshot
-from flowfabric.store.postgres.apply import recognise
+from flowfabric.core.flow.progress import DownstreamChange
+from flowfabric.store.postgres.apply import prepare, recognise
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
+from flowfabric.store.postgres.moves import RowMove
 from flowfabric.store.postgres.session import PostgresSession, columns
 from flowfabric.store.queries import Progress, Renewal, SideWrite
-from flowfabric.store.rows.execution import EVENT, Row, event_row, workers_in, write_life
+from flowfabric.store.rows import flow as flow_rows
+from flowfabric.store.rows.execution import (
+    COLUMNS,
+    EVENT,
+    HEAD,
+    Names,
+    Row,
+    StateTable,
+    event_row,
+    state_row,
+    workers_in,
+    write_life,
+)
 from flowfabric.store.rows.flow import OUTBOX, outbox_rows
 
+Following = tuple[Sequence[RowMove], Sequence[Row]]
+"""Downstreams that go on with endings, and (downstream, upstream) of all they have counted."""
+
+_RELEASED = tuple(
+    dict.fromkeys(
+        (*HEAD, "timeout", "queue", *COLUMNS[StateTable.READY], *COLUMNS[StateTable.PARKED])
+    )
+)
 _NO_EVENT = (None, None, None)
 _END_WIDTH = 9 + len(_NO_EVENT)
 _KIND = _END_WIDTH - 2
@@ -44,11 +68,23 @@ async def renew(
 
 
 async def end(
-    session: PostgresSession, changes: Sequence[Change[object]], now: Millis
+    session: PostgresSession,
+    changes: Sequence[Change[object]],
+    now: Millis,
+    downstreams: Sequence[DownstreamChange] = (),
 ) -> set[UUID]:
     workers = {worker for change in changes for worker in workers_in(change)}
     await session.book.need_workers(workers)
     ordered = sorted(changes, key=_change_number)
+    if downstreams:
+        moves = await prepare(session, [each.change for each in downstreams])
+        upstreams = [
+            (_uuid_of(each.change), upstream) for each in downstreams for upstream in each.upstreams
+        ]
+        work = partial(_end, session, ordered, now, (moves, upstreams))
+        # Refused together: whatever it is, the endings do not wait for it.
+        with suppress(Invalid, Locked):
+            return await session.end.run(work, patience=0.0)
     return set[UUID]().union(*await divide(ordered, partial(_send_ends, session, now)))
 
 
@@ -88,13 +124,14 @@ async def _fetch(
 async def _send_ends(
     session: PostgresSession, now: Millis, changes: Sequence[Change[object]], patience: float
 ) -> set[UUID]:
-    return await session.end.run(partial(_end, session, changes, now), patience=patience)
+    return await session.end.run(partial(_end, session, changes, now, None), patience=patience)
 
 
 async def _end(
     session: PostgresSession,
     changes: Sequence[Change[object]],
     now: Millis,
+    following: Following | None,
     connection: Connection,
     repeated: bool,
 ) -> set[UUID]:
@@ -106,18 +143,40 @@ async def _end(
         ends.append(row)
         if row[_KIND] is None:
             events += [event_row(event, names) for event in change.events]
-    owed = [row for change in changes for row in outbox_rows(change.outbox)]
+    moves, upstreams = following or ((), ())
+    written = [*changes, *(move.change for move in moves)]
+    owed = [row for change in written for row in outbox_rows(change.outbox)]
+    query = "ended_leases" if following is None else "ended_with_downstreams"
     rows = await connection.fetch(
-        session.queries["ended_leases"],
+        session.queries[query],
         *columns(ends, _END_WIDTH),
         now,
         *columns(events, len(EVENT)),
         *columns(owed, len(OUTBOX)),
+        *(() if following is None else _release_values(moves, upstreams, names)),
     )
-    ended = {uuid for (uuid,) in rows}
-    if repeated and len(ended) < len(changes):
-        ended |= await recognise(session, connection, changes, ended)
-    return ended
+    found = {uuid for (uuid,) in rows}
+    if repeated and len(found) < len(written):
+        found |= await recognise(session, connection, written, found)
+    return found
+
+
+def _release_values(moves: Sequence[RowMove], upstreams: Sequence[Row], names: Names) -> list[Any]:
+    """Downstreams that go on, which upstreams each has counted, and its edges."""
+    edges = [
+        (move.uuid, *row) for move in moves for row in flow_rows.written_by([move.change]).settled
+    ]
+    return [
+        *columns([_release_row(move, names) for move in moves], len(_RELEASED) + 1),
+        *columns(upstreams, 2),
+        *columns(edges, 4),
+    ]
+
+
+def _release_row(move: RowMove, names: Names) -> Row:
+    """What both places a downstream may go to need, ready or another gate, and its version."""
+    place = dict(zip(COLUMNS[move.target], state_row(move.after, names), strict=True))
+    return (*map(place.get, _RELEASED), move.before.head.version)
 
 
 def _end_row(change: Change[object]) -> Row:
@@ -199,6 +258,12 @@ def _progress_row(write: SideWrite) -> Row:
         None if step is None else step.position,
         None if step is None else step.doc,
     )
+
+
+def _uuid_of(change: Change[object]) -> UUID:
+    if change.before is None:
+        raise AssertionError("a downstream that waits is there")
+    return change.before.execution.uuid
 
 
 def _number(row: Row) -> int:

@@ -8,11 +8,11 @@ from unnest($1::uuid[], $2::uuid[], $3::integer[], $4::bigint[]) as g (id, claim
 where l.id = g.id and l.claim = g.claim and l.epoch = g.epoch and l.expires_at > $5
 returning l.id, l.expires_at
 
--- name: ended_leases
+-- part: ended_rows
 -- A life of NULL keeps the one of the lease, an empty one clears it. The one event an ending
 -- usually has tells of the lease itself and rides with it; where it is otherwise, `kind` is NULL
 -- and the events follow by themselves.
-with ended as (
+ended as (
     delete from {schema}.lease l
     using unnest(
         $1::uuid[], $2::integer[], $3::integer[], $4::uuid[], $5::integer[], $6::bytea[],
@@ -52,7 +52,12 @@ told_more as (
         $19::integer[], $20::bytea[]
     ) as v (id, at, kind, epoch, attempt, worker, detail)
     where (v.id in (select ended.id from ended)) is true
-),
+)
+
+-- name: ended_leases
+with
+-- include: ended_rows
+,
 owed as (
     insert into {schema}.chore (flow, id, number, kind, outcome, spared)
     select c.flow, c.id, c.number, c.kind, c.outcome, c.spared
@@ -62,6 +67,86 @@ owed as (
     where (c.id in (select ended.id from ended)) is true
 )
 select ended.id from ended
+
+-- name: ended_with_downstreams
+-- Downstreams that wait go on with the endings they have counted: each if all of those were written
+-- and its version stands. One that another session has locked is left alone, so that endings never
+-- wait for each other. Rows of `parked` are never changed in place, and only the session that locks
+-- one writes its edges (see direct.sql).
+with
+-- include: ended_rows
+,
+gone as (
+    delete from {schema}.parked t
+    using (
+        select f.ctid as place, m.*
+        from unnest(
+            $27::uuid[], $28::integer[], $29::integer[], $30::bigint[], $31::smallint[],
+            $32::integer[], $33::smallint[], $34::bytea[], $35::bigint[], $36::bigint[],
+            $37::integer[], $38::bigint[], $39::text[], $40::smallint[],
+            $41::smallint[], $42::bigint[], $43::bigint[], $44::bytea[], $45::integer[]
+        ) as m (
+            id, version, epoch, rank, flags, attempt, start, life, timeout, queue,
+            route, held_until, held_for, lost, gate, due_at, since, note, expected
+        )
+        cross join lateral (
+            select p.ctid from {schema}.parked p
+            where p.id = m.id and p.version = m.expected
+            for update skip locked
+        ) f
+        where not exists (
+            select from unnest($46::uuid[], $47::uuid[]) as u (downstream, upstream)
+            where u.downstream = m.id and (u.upstream in (select ended.id from ended)) is not true
+        )
+    ) g
+    where t.ctid = g.place
+    returning g.*
+),
+made_ready as (
+    insert into {schema}.ready (
+        id, version, epoch, rank, flags, attempt, start, life,
+        route, timeout, held_until, held_for, lost, queue
+    )
+    select
+        g.id, g.version, g.epoch, g.rank, g.flags, g.attempt, g.start, g.life,
+        g.route, g.timeout, g.held_until, g.held_for, g.lost, g.queue
+    from gone g where g.gate is null
+),
+parked_again as (
+    insert into {schema}.parked (
+        id, version, epoch, rank, flags, attempt, start, life,
+        timeout, gate, due_at, since, note, queue
+    )
+    select
+        g.id, g.version, g.epoch, g.rank, g.flags, g.attempt, g.start, g.life,
+        g.timeout, g.gate, g.due_at, g.since, g.note, g.queue
+    from gone g where g.gate is not null
+),
+edges_settled as (
+    update {schema}.edge t set outcome = g.outcome
+    from (
+        select f.ctid as place, c.outcome
+        from unnest($48::uuid[], $49::uuid[], $50::uuid[], $51::smallint[])
+            as c (downstream, flow, id, outcome)
+        cross join lateral (
+            select s.ctid from {schema}.edge s where s.flow = c.flow and s.id = c.id offset 0
+        ) f
+        where (c.downstream in (select gone.id from gone)) is true
+    ) g
+    where t.ctid = g.place
+),
+owed as (
+    insert into {schema}.chore (flow, id, number, kind, outcome, spared)
+    select c.flow, c.id, c.number, c.kind, c.outcome, c.spared
+    from unnest(
+        $21::uuid[], $22::uuid[], $23::integer[], $24::smallint[], $25::smallint[], $26::boolean[]
+    ) as c (flow, id, number, kind, outcome, spared)
+    where (c.id in (select ended.id from ended union all select gone.id from gone)) is true
+    on conflict (flow, id, number, kind) do nothing
+)
+select ended.id from ended
+union all
+select gone.id from gone
 
 -- name: progress_writes
 -- The lease is locked against being ended or lost, not against being renewed.

@@ -6,6 +6,7 @@ from uuid import UUID
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Active, Snapshot
+from flowfabric.core.flow.progress import DownstreamChange
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.execution import StateTable
@@ -47,7 +48,12 @@ class Decided:
         self.id = self.uuid.bytes
 
 
-def end(session: SqliteSession, changes: Sequence[Change[object]], now: Millis) -> set[UUID]:
+def end(
+    session: SqliteSession,
+    changes: Sequence[Change[object]],
+    now: Millis,
+    downstreams: Sequence[DownstreamChange] = (),
+) -> set[UUID]:
     decided = decided_of(changes)
     fences = [_fence(item) for item in decided]
     refused = {id for id, _, _ in refused_fences(session, fences, now)}
@@ -56,7 +62,9 @@ def end(session: SqliteSession, changes: Sequence[Change[object]], now: Millis) 
         session.among("gone_lease", [item.id for item in ended])
         _write(session, ended, {StateTable.DONE: ended})
         _write_flows(session, ended)
-    return {item.uuid for item in ended}
+    written = {item.uuid for item in ended}
+    following = [each.change for each in downstreams if written.issuperset(each.upstreams)]
+    return written | (apply(session, following) if following else set())
 
 
 def apply(session: SqliteSession, changes: Sequence[Change[object]]) -> set[UUID]:

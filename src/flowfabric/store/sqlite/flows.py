@@ -79,13 +79,18 @@ def count_flows(
 
 
 def unsettled(
-    session: SqliteSession, endings: Sequence[tuple[UUID, UUID]], after: UUID | None, limit: int
+    session: SqliteSession,
+    endings: Sequence[tuple[UUID, UUID]],
+    after: UUID | None,
+    limit: int,
+    each: int | None = None,
 ) -> list[Unsettled]:
     """By id over all of them, as many as are wanted."""
     found: list[EdgeState] = []
     for flow, upstream in endings:
+        of_one = limit if each is None else each
         query = EdgeQuery(
-            flow=flow, upstreams=(upstream,), unsettled=True, after=after, limit=limit
+            flow=flow, upstreams=(upstream,), unsettled=True, after=after, limit=of_one
         )
         found += edges(session, query)
     found.sort(key=lambda state: state.edge.id)
