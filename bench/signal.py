@@ -39,7 +39,8 @@ class Case(Struct):
 
     suspended: "asyncio.Future[None]"
     resumed: "asyncio.Future[None]"
-    door: Any = None
+    address: str = ""
+    token: Any = None
     asked_at: float = 0.0
     running_at: float = 0.0
 
@@ -55,9 +56,11 @@ class Stage:
         @self.fabric.task()
         async def waits(ctx: Context, n: int) -> None:
             case = self.cases[n]
-            case.door = await ctx.callback("go")
-            self._by_run[ctx.info.id] = case
-            await case.door.result()
+            callback = await ctx.callback("go")
+            # Not the callback itself, which would keep the whole call of the handler in memory.
+            case.address, case.token = callback.id, callback.token
+            self._by_run[str(ctx.info.id)] = case
+            await callback.result()
             case.running_at = time.perf_counter()
             case.resumed.set_result(None)
 
@@ -77,7 +80,7 @@ class Stage:
 
     def _noting(self, suspend: Any) -> Any:
         async def noting(owned: Any, request: Suspend) -> Any:
-            case = self._by_run[owned.id]
+            case = self._by_run[str(owned.uuid)]
             case.asked_at = time.perf_counter()
             answer = await suspend(owned, request)
             case.suspended.set_result(None)
@@ -86,7 +89,7 @@ class Stage:
         return noting
 
     async def answer(self, case: Case) -> None:
-        await self.fabric.signal(case.door.id, payload="go", token=case.door.token)
+        await self.fabric.signal(case.address, payload="go", token=case.token)
 
 
 def _case() -> Case:

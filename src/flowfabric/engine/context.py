@@ -158,22 +158,24 @@ class Service:
 
     async def _decide_loaded(
         self,
-        id: str,
+        id: str | UUID,
         needs: NeedsOf,
         rule: Callable[Concatenate[Snapshot | None, Millis, Loaded, P], Change[T]],
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """As `_decide`, for a rule that needs more than the execution itself."""
+        """As `_decide`, for a rule that needs more than the execution itself. The uuid alone names
+        an execution in whichever partition it is."""
         return await self._decide_loaded_on(
             None, id, needs, lambda found, now, loaded: rule(found, now, loaded, *args, **kwargs)
         )
 
     async def _decide_loaded_on(
-        self, held: Snapshot | None, id: str, needs: NeedsOf, rule: LoadedRule[T]
+        self, held: Snapshot | None, id: str | UUID, needs: NeedsOf, rule: LoadedRule[T]
     ) -> T:
         """The same, on a value the caller already has: the first round does not load it."""
-        key = ExecutionId(id)
+        key = id if isinstance(id, UUID) else ExecutionId(id)
+        uuid = key if isinstance(key, UUID) else key.uuid
 
         def exactly(snapshot: Snapshot | None, now: Millis, loaded: Loaded) -> Change[T]:
             return rule(_exactly(snapshot, key), now, loaded)
@@ -183,9 +185,11 @@ class Service:
             # Without the flag there is nothing to load.
             return needs(found) if found and found.head.flags & Flags.WAITPOINTS else None
 
-        return await self._context.decisions.decide_loaded(key.uuid, exactly, needed, held)
+        return await self._context.decisions.decide_loaded(uuid, exactly, needed, held)
 
 
-def _exactly(snapshot: Snapshot | None, id: ExecutionId) -> Snapshot | None:
+def _exactly(snapshot: Snapshot | None, id: ExecutionId | UUID) -> Snapshot | None:
     """An id with the right uuid in another partition names nothing."""
-    return snapshot if snapshot is not None and snapshot.execution.id == id else None
+    if isinstance(id, UUID) or snapshot is None or snapshot.execution.id == id:
+        return snapshot
+    return None

@@ -15,6 +15,7 @@ from flowfabric.core.execution.model import Failure, Flags
 from flowfabric.core.execution.step import Step
 from flowfabric.core.flow import children
 from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
+from flowfabric.core.wait.model import Pending, Waits
 from tests.kit.lab import TTL
 from tests.kit.walk import (
     NOW,
@@ -67,7 +68,7 @@ def test_a_refusal_is_written_and_told_as_an_error() -> None:
     assert (change.events, change.attempts) == (write.events, write.attempts)
 
 
-PLAIN = Flags.FLOW | Flags.LIMITS | Flags.BUDGETS | Flags.SUSPECT
+PLAIN = Flags.FLOW | Flags.LIMITS | Flags.BUDGETS | Flags.SUSPECT | Flags.WAITPOINTS
 
 
 @pytest.mark.parametrize("flag", [flag for flag in Flags if flag and flag not in PLAIN])
@@ -79,6 +80,17 @@ def test_an_ending_of_what_owns_more_is_not_plain(flag: Flags) -> None:
 
 
 SOME = UUID(int=7)
+
+
+def test_the_end_of_one_with_waitpoints_is_plain_unless_one_of_them_runs_out() -> None:
+    """That one has an alarm, which goes with the ending."""
+    held = running()
+    for expires_at, plain in ((None, True), (Millis(NOW + 1), False)):
+        waits = Waits(pending=(Pending(SOME, "wp", expires_at, attempt=0),), signals=1)
+        waiting = held.to(held.state, flags=Flags.WAITPOINTS, life=replace(held.life, waits=waits))
+        change = attempt.complete(waiting, NOW, owner(waiting))
+        assert change.plain_end is plain
+        assert not (after(change).life.waits or Waits()).pending, "it closes either way"
 
 
 def test_the_end_of_a_member_is_plain_and_owes_its_flow() -> None:

@@ -27,8 +27,10 @@ from flowfabric.core.wait.model import DedupRecord, ReceivedSignal, Waitpoint
 
 # What an execution may own although its end is written without a load: outbox entries notify its
 # flows, the removed row is the slot it gives back, and reservations are released after the commit.
+# Open waitpoints are part of the life; only one that runs out has an alarm to remove.
 # Plain numbers, because flags are slow and every ending is tested.
-_MORE = ~int(Flags.FLOW | Flags.LIMITS | Flags.BUDGETS | Flags.SUSPECT)
+_MORE = ~int(Flags.FLOW | Flags.LIMITS | Flags.BUDGETS | Flags.SUSPECT | Flags.WAITPOINTS)
+_WAITPOINTS = int(Flags.WAITPOINTS)
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -86,10 +88,12 @@ class Change(Struct, Generic[T_co], frozen=True, gc=False):
             and isinstance(self.before.state, Active)
             and isinstance(self.after.state, Ended)
             and not int(self.before.head.flags) & _MORE
+            and not (int(self.before.head.flags) & _WAITPOINTS and self.before.alarm_at)
             and not self.attempts
             and not self.steps
             and not self.forgotten
             and not self.owed
+            and not self.dedup
         )
 
     @property

@@ -4,6 +4,7 @@ A key that was rotated out goes on verifying for a while. Other processes follow
 a second; one that meets a key it does not know looks at once.
 """
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Callable
@@ -47,17 +48,27 @@ class Ring:
         self._make = make
         self._known = EMPTY_RING
         self._read_at: Millis | None = None
+        self._reading = asyncio.Lock()
 
     def now(self) -> Millis:
         return self._store.clock.now()
 
     async def read(self, *, fresh: bool = False) -> Keyring:
         """The ring, at most a second old."""
-        now = self.now()
-        age = None if self._read_at is None else now - self._read_at
-        if fresh or age is None or not 0 <= age < MAX_AGE:
-            self._know(_opened(await find(self._store, KEYRING, ONLY)), now)
+        if fresh or self._is_old():
+            asked_at = self.now()
+            async with self._reading:  # a thousand senders at once read it once
+                if self._is_old() or (fresh and not self._was_read_since(asked_at)):
+                    now = self.now()
+                    self._know(_opened(await find(self._store, KEYRING, ONLY)), now)
         return self._known
+
+    def _is_old(self) -> bool:
+        age = None if self._read_at is None else self.now() - self._read_at
+        return age is None or not 0 <= age < MAX_AGE
+
+    def _was_read_since(self, moment: Millis) -> bool:
+        return self._read_at is not None and self._read_at > moment
 
     async def to_sign(self) -> Keyring:
         """The ring with a current key, if there is a way to have one."""

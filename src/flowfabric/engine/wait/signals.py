@@ -41,9 +41,12 @@ MAX_PAGE = 1000
 class Signals(Service):
     """`engine.signals`"""
 
-    async def deliver(self, id: str, delivery: Delivery, token: Token | str | None) -> SignalAnswer:
+    async def deliver(
+        self, id: str | UUID, delivery: Delivery, token: Token | str | None
+    ) -> SignalAnswer:
         """Delivers a signal for a sender that presents a valid token of the waitpoint. An unknown
-        waitpoint and a wrong token get the same answer."""
+        waitpoint and a wrong token get the same answer. Here and below `id` may be the uuid
+        alone."""
         wanted = check_delivery(delivery)
         kid = token.kid if isinstance(token, Token) else _kid(token)
         credential = Credential(await self._context.ring.for_token(kid), token)
@@ -97,7 +100,7 @@ class Signals(Service):
             id, lambda found: rules.needs_to_deliver(found, delivery), rule
         )
 
-    async def send(self, id: str, name: str, delivery: Delivery) -> SignalAnswer:
+    async def send(self, id: str | UUID, name: str, delivery: Delivery) -> SignalAnswer:
         """Delivers a signal to what waits for `name` in the execution, now or later. The caller is
         the application itself: no token."""
         wanted, name = check_delivery(delivery), check_channel(name)
@@ -111,7 +114,7 @@ class Signals(Service):
             kid,
         )
 
-    async def decide(self, id: str, name: str, delivery: Delivery) -> SignalAnswer:
+    async def decide(self, id: str | UUID, name: str, delivery: Delivery) -> SignalAnswer:
         """An approver's decision on the approval `name`, vouched for by the application."""
         wanted = replace(check_delivery(delivery), category=APPROVAL)
         name = check_channel(name)
@@ -123,7 +126,7 @@ class Signals(Service):
             wanted,
         )
 
-    async def decide_at(self, id: str, delivery: Delivery) -> SignalAnswer:
+    async def decide_at(self, id: str | UUID, delivery: Delivery) -> SignalAnswer:
         """The same at the waitpoint that the delivery names, though others may have its name."""
         wanted = replace(check_delivery(delivery), category=APPROVAL)
         return await self._decide_loaded(

@@ -1,5 +1,6 @@
 """Waiting for the outside world: suspending, waitpoints and their tokens."""
 
+from collections.abc import Callable
 from uuid import UUID
 
 from msgspec import Struct
@@ -16,6 +17,7 @@ from flowfabric.core.base.text import (
     check_text,
 )
 from flowfabric.core.base.time import Millis, Span, check_moment, check_span
+from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.handle import HandleBody, HandleKind, seal
 from flowfabric.core.execution.lease import DEFAULT_TTL, AlreadySatisfied, Owner
 from flowfabric.core.execution.model import Active, Snapshot, Suspended
@@ -167,14 +169,17 @@ class Suspensions(Service):
         terms: Terms | None = None,
         lasting: bool = False,
         slot: UUID | None = None,
+        on_moved: Callable[[Claim], None] | None = None,
     ) -> Waitpoint:
         """Makes a pending waitpoint: its token can be handed out, and signals are kept for the
         suspension that will wait at it. It closes with the attempt unless it is `lasting`. It takes
-        the place of a pending one with the same `slot`."""
+        the place of a pending one with the same `slot`. `on_moved` is given the claim as it stands
+        then: what its owner decides next on that one needs no load."""
         if not check_signal_name(key, "waitpoint key"):
             raise Invalid("waitpoint_key_empty")
         span = None if expires_in is None else check_span(expires_in, "expires_in", 1)
         execution, owner = self._attempts.unpack(owned)
+        latest: Snapshot | None = None
         new = NewWaitpoint(
             id=self._fresh() if id is None else parse_uuid(id, "waitpoint"),
             key=key,
@@ -184,13 +189,22 @@ class Suspensions(Service):
             lasting=check_flag(lasting, "lasting"),
             slot=None if slot is None else parse_uuid(slot, "slot"),
         )
-        return await self._decide_loaded(
+
+        def create(found: Snapshot | None, now: Millis, loaded: Loaded) -> Change[Waitpoint]:
+            nonlocal latest
+            change = waitpoint_rules.create(found, now, loaded, owner, new)
+            latest = change.after
+            return change
+
+        made = await self._decide_loaded_on(
+            owned.snapshot if isinstance(owned, Claim) else None,
             execution,
             lambda found: waitpoint_rules.needs_waitpoints(found, new.id),
-            waitpoint_rules.create,
-            owner,
-            new,
+            create,
         )
+        if on_moved is not None and latest is not None and isinstance(owned, Claim):
+            on_moved(replace(owned, snapshot=latest))
+        return made
 
     async def close_waitpoint(
         self, id: str, waitpoint: UUID, *, reason: str = "closed"
@@ -274,11 +288,12 @@ class Suspensions(Service):
         *,
         approver: str | None = None,
         expires_at: Millis | None = None,
+        made: Waitpoint | None = None,
     ) -> Token:
         """The same token whenever it is asked for, also when its waitpoint is closed by now or its
         tokens were revoked; for an approver one that is bound to them and to one use. Empty when
-        its key is gone."""
-        row = await self._row(uuid, waitpoint)
+        its key is gone. `made` is the waitpoint, if the caller has just made it."""
+        row = made or await self._row(uuid, waitpoint)
         ring = await self._context.ring.read()
         if row is None or ring.current is None:
             return Token("")

@@ -1,9 +1,12 @@
-"""Changes that one statement writes: what waits becomes ready or ends, with its events, edges and
-outbox. Nothing else may be touched, so that there is nothing to lock beforehand."""
+"""Changes that one statement writes. What waits becomes ready or ends, with its events, edges and
+outbox; an execution suspends, resumes or keeps its lease, with its events, steps, waitpoints,
+signals and dedup records. Nothing else may be touched, so that there is nothing to lock
+beforehand."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from flowfabric.core.execution.model import Active
 from flowfabric.store.postgres.moves import RowMove
 from flowfabric.store.postgres.session import columns
 from flowfabric.store.rows import flow as flow_rows
@@ -15,29 +18,70 @@ from flowfabric.store.rows.execution import (
     StateTable,
     event_row,
     state_row,
+    step_row,
 )
 from flowfabric.store.rows.flow import OUTBOX
-from flowfabric.store.rows.wait import writes_waits
+from flowfabric.store.rows.wait import writes_waits, written_by
 
 _DIRECT = {
     (StateTable.PARKED, StateTable.READY): "readied_directly",
     (StateTable.PARKED, StateTable.DONE): "ended_directly",
     (StateTable.READY, StateTable.DONE): "ended_directly",
 }
+_BESIDE = {
+    (StateTable.PARKED, StateTable.READY): "resumed_directly",
+    (StateTable.LEASE, StateTable.PARKED): "suspended_directly",
+    (StateTable.LEASE, StateTable.LEASE): "held_directly",
+}
+_STEP_WIDTH, _WAITPOINT_WIDTH, _SIGNAL_WIDTH, _DEDUP_WIDTH = 6, 3, 5, 4
 _EDGE = ("downstream", "flow", "id", "outcome")
 
 
 def statement_for(move: RowMove) -> str | None:
     """The query that writes this change and many of its kind, None if it takes more than one."""
-    change = move.change
-    more = change.attempts or change.steps or change.forgotten or writes_waits(change)
-    if more or change.alarm != move.before.alarm_at:
+    change, way = move.change, (move.origin, move.target)
+    if change.attempts or change.forgotten or change.counted:
         return None
-    return _DIRECT.get((move.origin, move.target))
+    if change.alarm != move.before.alarm_at:
+        return None
+    if not change.steps and not writes_waits(change) and way in _DIRECT:
+        return _DIRECT[way]
+    return None if change.settled or change.outbox else _BESIDE.get(way)
 
 
 def values_of(moves: Sequence[RowMove], names: Names) -> list[Any]:
-    """What that query is given for changes of the same target, in the order of ids."""
+    """What that query is given for changes of the same kind, in the order of ids."""
+    beside = statement_for(moves[0]) in _BESIDE.values()
+    return _values_beside(moves, names) if beside else _values_with_edges(moves, names)
+
+
+def _values_beside(moves: Sequence[RowMove], names: Names) -> list[Any]:
+    events: list[Row] = []
+    steps: list[Row] = []
+    rows: list[Row] = []
+    for move in moves:
+        events += [event_row(event, names) for event in move.change.events]
+        steps += [step_row(move.uuid, step) for step in move.change.steps]
+        rows.append((*state_row(move.after, names), *_compared(move)))
+    beside = written_by((move.uuid, move.change) for move in moves)
+    return [
+        *columns(events, len(EVENT)),
+        *columns(steps, _STEP_WIDTH),
+        *columns(beside.waitpoints, _WAITPOINT_WIDTH),
+        *columns(beside.signals, _SIGNAL_WIDTH),
+        *columns(beside.dedup, _DEDUP_WIDTH),
+        *columns(rows, len(rows[0])),
+    ]
+
+
+def _compared(move: RowMove) -> Row:
+    """What the row must hold for the change to be written: the version that it was decided on, and
+    the expiry of a lease, the only thing that a renewal moves."""
+    state, version = move.before.state, move.before.head.version
+    return (version, state.lease.expires_at) if isinstance(state, Active) else (version,)
+
+
+def _values_with_edges(moves: Sequence[RowMove], names: Names) -> list[Any]:
     rows: list[Row] = []
     events: list[Row] = []
     edges: list[Row] = []

@@ -2,7 +2,137 @@
 -- Rows of `parked` and `ready` are never changed in place, so a row found by its place is the one
 -- that was compared, or gone. A statement that had to wait for a lock finds the row gone and writes
 -- nothing for it. Only the session that locks the row writes its edges and signals: while the row
--- exists, its edges keep their places.
+-- exists, its edges keep their places. Rows of `lease` are changed in place: their version and expiry
+-- are compared in the statement that moves them, which looks again at a row that it had to wait for.
+
+-- part: written_beside
+-- What changes write beside the rows that were `moved`.
+told as (
+    insert into {schema}.event (id, at, kind, epoch, attempt, worker, detail)
+    select v.id, v.at, v.kind, v.epoch, v.attempt, v.worker, v.detail
+    from unnest(
+        $1::uuid[], $2::bigint[], $3::smallint[], $4::integer[], $5::integer[], $6::integer[],
+        $7::bytea[]
+    ) as v (id, at, kind, epoch, attempt, worker, detail)
+    where (v.id in (select moved.id from moved)) is true
+),
+recorded as (
+    insert into {schema}.step (id, generation, name, occurrence, position, doc)
+    select v.id, v.generation, v.name, v.occurrence, v.position, v.doc
+    from unnest(
+        $8::uuid[], $9::integer[], $10::text[], $11::integer[], $12::integer[], $13::bytea[]
+    ) as v (id, generation, name, occurrence, position, doc)
+    where (v.id in (select moved.id from moved)) is true
+    on conflict (id, generation, name, occurrence) do nothing
+),
+opened as (
+    insert into {schema}.waitpoint (id, waitpoint, doc)
+    select v.id, v.waitpoint, v.doc
+    from unnest($14::uuid[], $15::uuid[], $16::bytea[]) as v (id, waitpoint, doc)
+    where (v.id in (select moved.id from moved)) is true
+    on conflict (id, waitpoint) do nothing
+),
+received as (
+    insert into {schema}.signal (id, number, waitpoint, suspension, doc)
+    select v.id, v.number, v.waitpoint, v.suspension, v.doc
+    from unnest($17::uuid[], $18::integer[], $19::uuid[], $20::uuid[], $21::bytea[])
+        as v (id, number, waitpoint, suspension, doc)
+    where (v.id in (select moved.id from moved)) is true
+),
+marked as (
+    insert into {schema}.mark (id, mark, until, doc)
+    select v.id, v.mark, v.until, v.doc
+    from unnest($22::uuid[], $23::bytea[], $24::bigint[], $25::bytea[]) as v (id, mark, until, doc)
+    where (v.id in (select moved.id from moved)) is true
+    on conflict (id, mark) do update set until = excluded.until, doc = excluded.doc
+)
+
+-- name: resumed_directly
+-- From `parked` to `ready`, with steps, signals and the like.
+with moved as (
+    delete from {schema}.parked t
+    using (
+        select f.ctid as place, m.*
+        from unnest(
+            $26::uuid[], $27::integer[], $28::integer[], $29::bigint[], $30::smallint[],
+            $31::integer[], $32::smallint[], $33::bytea[], $34::integer[], $35::bigint[],
+            $36::bigint[], $37::text[], $38::smallint[], $39::bigint[], $40::integer[]
+        ) as m (
+            id, version, epoch, rank, flags, attempt, start, life,
+            route, timeout, held_until, held_for, lost, queue, expected
+        )
+        cross join lateral (
+            select p.ctid from {schema}.parked p
+            where p.id = m.id and p.version = m.expected offset 0
+        ) f
+    ) g
+    where t.ctid = g.place
+    returning g.*
+),
+made_ready as (
+    insert into {schema}.ready (
+        id, version, epoch, rank, flags, attempt, start, life,
+        route, timeout, held_until, held_for, lost, queue
+    )
+    select
+        g.id, g.version, g.epoch, g.rank, g.flags, g.attempt, g.start, g.life,
+        g.route, g.timeout, g.held_until, g.held_for, g.lost, g.queue
+    from moved g
+),
+-- include: written_beside
+select moved.id from moved
+
+-- name: suspended_directly
+-- From `lease` to `parked`.
+with moved as (
+    delete from {schema}.lease l
+    using unnest(
+        $26::uuid[], $27::integer[], $28::integer[], $29::bigint[], $30::smallint[],
+        $31::integer[], $32::smallint[], $33::bytea[], $34::bigint[], $35::smallint[],
+        $36::bigint[], $37::bigint[], $38::bytea[], $39::bigint[], $40::integer[], $41::bigint[]
+    ) as g (
+        id, version, epoch, rank, flags, attempt, start, life,
+        timeout, gate, due_at, since, note, queue, expected, expires_at
+    )
+    where l.id = g.id and l.version = g.expected and l.expires_at = g.expires_at
+    returning g.*
+),
+made_parked as (
+    insert into {schema}.parked (
+        id, version, epoch, rank, flags, attempt, start, life,
+        timeout, gate, due_at, since, note, queue
+    )
+    select
+        g.id, g.version, g.epoch, g.rank, g.flags, g.attempt, g.start, g.life,
+        g.timeout, g.gate, g.due_at, g.since, g.note, g.queue
+    from moved g
+),
+-- include: written_beside
+select moved.id from moved
+
+-- name: held_directly
+-- In `lease`, where it stays.
+with moved as (
+    update {schema}.lease l
+    set version = g.version, epoch = g.epoch, rank = g.rank, flags = g.flags, attempt = g.attempt,
+        start = g.start, life = g.life, claim = g.claim, worker = g.worker,
+        started_at = g.started_at, expires_at = g.expires_at, times_out_at = g.times_out_at,
+        renewed_at = g.renewed_at, route = g.route, queue = g.queue
+    from unnest(
+        $26::uuid[], $27::integer[], $28::integer[], $29::bigint[], $30::smallint[],
+        $31::integer[], $32::smallint[], $33::bytea[], $34::uuid[], $35::integer[], $36::bigint[],
+        $37::bigint[], $38::bigint[], $39::bigint[], $40::integer[], $41::bigint[], $42::integer[],
+        $43::bigint[]
+    ) as g (
+        id, version, epoch, rank, flags, attempt, start, life,
+        claim, worker, started_at, expires_at, times_out_at, renewed_at, route, queue,
+        expected, expired_at
+    )
+    where l.id = g.id and l.version = g.expected and l.expires_at = g.expired_at
+    returning l.id
+),
+-- include: written_beside
+select moved.id from moved
 
 -- name: readied_directly
 -- From `parked` to `ready`.

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid, NotFound
-from flowfabric.core.base.ids import ExecutionId, RunId, parse_uuid
+from flowfabric.core.base.ids import ExecutionId, RunId, parse_run_id, parse_uuid
 from flowfabric.core.base.numbers import check_limit, check_names
 from flowfabric.core.base.redact import without_secrets
 from flowfabric.core.base.text import check_signal_name
@@ -94,7 +94,7 @@ class SignalsApi:
         token that was handed out, to the id of a callback or approval. A `key` makes a repeat
         harmless; `delay` lets the run go on only after a while."""
         engine = await self._client.engine()
-        id, waitpoint = await _address(engine, target)
+        id, waitpoint = _address(target)
         delivery = engine.signals.delivery(waitpoint)(
             name=name or "signal",
             payload=encode(payload),
@@ -162,7 +162,7 @@ class SignalsApi:
         gives its text."""
         names = tuple(str(each) for each in check_names(decisions, "decisions"))
         engine = await self._client.engine()
-        id, waitpoint = await _address(engine, run)
+        id, waitpoint = await _located(engine, run)
         found = waitpoint or await _named(engine, id, name)
         if approver is None and not names and expires is None and not single_use:
             token = await engine.suspensions.token(id, found)
@@ -183,7 +183,7 @@ class SignalsApi:
     ) -> None:
         """Takes a bound token back; without one every token of the waitpoint issued so far."""
         engine = await self._client.engine()
-        id, waitpoint = await _address(engine, run)
+        id, waitpoint = await _located(engine, run)
         await engine.signals.revoke(id, waitpoint or await _named(engine, id, name), token)
 
     signal_sync = blocking(signal)
@@ -205,7 +205,7 @@ class SignalsApi:
         token: Token | str | None,
     ) -> Sent:
         engine = await self._client.engine()
-        id, waitpoint = await _address(engine, target)
+        id, waitpoint = _address(target)
         delivery: Delivery = engine.signals.delivery(waitpoint)(
             name=decision,
             category=APPROVAL,
@@ -220,7 +220,7 @@ class SignalsApi:
             return _sent(await engine.signals.deliver(id, delivery, token))
         if waitpoint is not None:
             return _sent(await engine.signals.decide_at(id, delivery))
-        wanted = await _only_approval(engine, id) if name is None else name
+        wanted = await _only_approval(engine, await find_id(engine, id)) if name is None else name
         return _sent(await engine.signals.decide(id, wanted, delivery))
 
 
@@ -230,7 +230,7 @@ async def open_waitpoints(
     """The open waitpoints of one run, or of all suspended runs, as the engine describes them."""
     wanted = check_limit(limit, MAX_LISTED)
     if run is not None:
-        id, _ = await _address(engine, run)
+        id, _ = await _located(engine, run)
         found = (await engine.suspensions.waitpoints(id, limit=wanted))[:wanted]
     else:
         found = await _all_waitpoints(engine, wanted)
@@ -254,17 +254,23 @@ def waitpoint_info(item: OpenWaitpoint) -> WaitpointInfo:
     )
 
 
-async def _address(engine: Engine, target: object) -> tuple[RunId, UUID | None]:
-    """The run, and the waitpoint if the target names one."""
+def _address(target: object) -> tuple[ExecutionId | UUID, UUID | None]:
+    """The run, by its uuid alone if no more is known, and the waitpoint if the target names one."""
     if isinstance(target, Run):
         return target.id, None
     if isinstance(target, UUID | RunId):
-        return await find_id(engine, target), None
+        return parse_run_id(target), None
     if not isinstance(target, str):
         raise Invalid(f"a run, or an id, not {type(target).__name__}")
     id, slash, waitpoint = target.partition("/")
     found = parse_uuid(waitpoint, "waitpoint") if slash else None
-    return await find_id(engine, id), found
+    return parse_run_id(id), found
+
+
+async def _located(engine: Engine, target: object) -> tuple[RunId, UUID | None]:
+    """The same with the whole id of the run."""
+    id, waitpoint = _address(target)
+    return await find_id(engine, id), waitpoint
 
 
 async def _named(engine: Engine, id: RunId, name: str | None) -> UUID:

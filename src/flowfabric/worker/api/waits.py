@@ -32,7 +32,15 @@ from flowfabric.core.wait.condition.model import (
     all_waitpoints,
     any_waitpoint,
 )
-from flowfabric.core.wait.model import NO_WAITS, Behaviour, ResumePolicy, Signal, Terms, Waited
+from flowfabric.core.wait.model import (
+    NO_WAITS,
+    Behaviour,
+    ResumePolicy,
+    Signal,
+    Terms,
+    Waited,
+    Waitpoint,
+)
 from flowfabric.core.wait.suspend import Binding, Wait, WaitpointUse
 from flowfabric.core.wait.token import Token
 from flowfabric.engine.wait.suspensions import MAX_APPROVERS, check_terms
@@ -189,6 +197,7 @@ class WaitsApi:
         self._engine = scope.engine
         self._claim = scope.claim
         self._received = scope.received
+        self._made: dict[UUID, Waitpoint] = {}
 
     @overload
     def wait_for_signal(
@@ -410,9 +419,16 @@ class WaitsApi:
     async def _create(
         self, id: UUID, key: str, terms: Terms | None = None, slot: UUID | None = None
     ) -> str:
-        await self._scope.until_available(
+        scope = self._scope
+        self._made[id] = await scope.until_available(
             lambda: self._engine.suspensions.create_waitpoint(
-                self._claim, key, id=id, terms=terms, lasting=True, slot=slot
+                scope.lease.claim,
+                key,
+                id=id,
+                terms=terms,
+                lasting=True,
+                slot=slot,
+                on_moved=scope.lease.moved,
             )
         )
         return str(id)
@@ -422,7 +438,11 @@ class WaitsApi:
     ) -> Token:
         return await self._scope.until_available(
             lambda: self._engine.suspensions.token_again(
-                self._claim.uuid, waitpoint, approver=approver, expires_at=expires_at
+                self._claim.uuid,
+                waitpoint,
+                approver=approver,
+                expires_at=expires_at,
+                made=self._made.get(waitpoint),
             )
         )
 

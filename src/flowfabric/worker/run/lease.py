@@ -45,6 +45,10 @@ class WorkerLease:
     def key(self) -> Key:
         return self.renewal.uuid, self.renewal.epoch
 
+    def moved(self, claim: Claim) -> None:
+        """Notes the claim as it stands after a change that its owner has made."""
+        self.claim = claim
+
     def renewed(self, expires_at: Millis, asked_at: float) -> None:
         """Notes a renewal that was asked for at this moment."""
         self.expires_at = expires_at

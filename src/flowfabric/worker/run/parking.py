@@ -23,11 +23,11 @@ from flowfabric.core.execution.step import Recorded, Step
 from flowfabric.core.wait.model import StepRef
 from flowfabric.core.wait.suspend import AlreadyMet, Suspend, Wait
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.execution.claims import Claim
 from flowfabric.store.hints import Topic
 from flowfabric.worker.errors import LOST, Unwind
 from flowfabric.worker.run.branches import Halt, StepPlace
 from flowfabric.worker.run.journal import Journal
+from flowfabric.worker.run.lease import WorkerLease
 from flowfabric.worker.run.race import RaceBranch, racing
 from flowfabric.worker.run.until_available import until_available
 
@@ -57,11 +57,18 @@ class Parking:
     """What a handler sleeps until and waits for, all at the same time."""
 
     def __init__(
-        self, engine: Engine, claim: Claim, halt: Halt, journal: Journal, *, again: bool = False
+        self,
+        engine: Engine,
+        lease: WorkerLease,
+        halt: Halt,
+        journal: Journal,
+        *,
+        again: bool = False,
     ) -> None:
         """`again` says that the handler ran before under the same lease: signals are there."""
         self._engine = engine
-        self._claim = claim
+        self._lease = lease
+        self._claim = lease.claim
         self._halt = halt
         self._journal = journal
         self._branches = journal.branches
@@ -217,6 +224,7 @@ class Parking:
                         terms=binding.terms,
                         lasting=True,
                         slot=binding.slot,
+                        on_moved=self._lease.moved,
                     ),
                     self._halt.__bool__,
                 )
@@ -321,7 +329,7 @@ class Parking:
         # The same id for every try: after a lost reply the repeat is recognised.
         self._suspension = self._suspension or self._engine.suspensions.new_id()
         request = self._request(self._suspension, until, steps, list(self._waiters.values()))
-        outcome = await self._engine.suspensions.suspend(self._claim, request)
+        outcome = await self._engine.suspensions.suspend(self._lease.claim, request)
         return isinstance(outcome, AlreadyMet)
 
     def _asking(self) -> list[Waiter]:

@@ -98,7 +98,7 @@ class CallScope:
 
     @cached_property
     def parking(self) -> Parking:
-        return Parking(self.engine, self.claim, self.halt, self.journal, again=self._again)
+        return Parking(self.engine, self.lease, self.halt, self.journal, again=self._again)
 
     async def until_available(self, work: Callable[[], Awaitable[T]]) -> T:
         """What `work` gives, however long the store is away, unless the run is stopped."""
