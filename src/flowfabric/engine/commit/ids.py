@@ -1,6 +1,6 @@
 """New identifiers: time-ordered, and in the order they were made within this process."""
 
-import secrets
+import os
 from uuid import UUID
 
 from flowfabric.core.base.ids import new_uuid7
@@ -8,6 +8,7 @@ from flowfabric.core.base.time import Millis
 
 _COUNTER = 1 << 12
 _RANDOM_BITS = 62
+_RANDOM = (1 << _RANDOM_BITS) - 1
 
 
 class Ids:
@@ -25,4 +26,5 @@ class Ids:
             self._count += 1
             if self._count == _COUNTER:
                 self._last, self._count = self._last + 1, 0
-        return new_uuid7(self._last, self._count << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS))
+        random = int.from_bytes(os.urandom(8), "big") & _RANDOM
+        return new_uuid7(self._last, self._count << _RANDOM_BITS | random)
