@@ -84,20 +84,23 @@ class StoreClock:
         self.source = source
         self._lock = threading.Lock()
         self._raw = -1
-        self._last = -1
+        self._last = Millis(-1)
         self._offset = 0
         self._stepped = False
         self._kept_at = float("-inf")
 
     def now(self) -> Millis:
+        # Within one millisecond, no lock: `_raw` is set after `_last`, which only grows.
+        if self.source.now() == self._raw:
+            return self._last
         with self._lock:
             raw = self.source.now()
             if raw < self._raw - TOLERANCE:
                 self._offset += self._raw - raw
                 self._stepped = True
+            self._last = Millis(max(self._last, raw + self._offset))
             self._raw = raw
-            self._last = max(self._last, raw + self._offset)
-            return Millis(self._last)
+            return self._last
 
     @property
     def wants_keeping(self) -> bool:
@@ -124,6 +127,7 @@ class StoreClock:
     def adopt(self, known: Correction) -> None:
         with self._lock:
             self._offset = known.offset
+            self._last = Millis(max(self._last, self._raw + known.offset))
             self._stepped = False
             self._kept_at = _steady()
 

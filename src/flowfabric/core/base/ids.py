@@ -11,6 +11,8 @@ from functools import lru_cache
 from typing import Self
 from uuid import UUID, uuid5
 
+from msgspec import msgpack, to_builtins
+
 from flowfabric.core.base.errors import Invalid, InvalidId
 
 PARTITIONS = 256
@@ -24,6 +26,15 @@ _UUID = re.compile(_UUID_TEXT)
 _INDEX = re.compile(r"0|[1-9][0-9]{0,4}")
 _TAGGED = re.compile(r"\{fp:([^}]*)\}:(.*)", re.DOTALL)
 _TAG = re.compile(rf"\{{fp:[0-9]{{1,5}}\}}:(?={_UUID_TEXT})")
+
+# msgspec makes and writes uuids in C, in a quarter of the time that their class takes.
+_decode_uuid = msgpack.Decoder(UUID).decode
+_BIN_16 = b"\xc4\x10"
+
+
+def read_uuid(data: bytes) -> UUID:
+    """The uuid in sixteen bytes; a msgspec.ValidationError if there are not sixteen."""
+    return _decode_uuid(_BIN_16 + data)
 
 
 def crc16(data: bytes) -> int:
@@ -66,7 +77,7 @@ class ExecutionId(str):
     @classmethod
     def of(cls, partition: int, uuid: UUID) -> Self:
         """The id with these parts, which are not checked."""
-        made = str.__new__(cls, f"{{fp:{partition}}}:{uuid}")
+        made = str.__new__(cls, f"{{fp:{partition}}}:{to_builtins(uuid)}")
         made._partition = partition
         made._uuid = uuid
         return made
@@ -107,7 +118,7 @@ class RunId(ExecutionId):
 
     @classmethod
     def of(cls, partition: int, uuid: UUID) -> Self:
-        made = str.__new__(cls, str(uuid))
+        made = str.__new__(cls, to_builtins(uuid))
         made._partition = partition
         made._uuid = uuid
         return made
@@ -156,7 +167,8 @@ def new_uuid7(now: int, entropy: int) -> UUID:
     if not 0 <= now < 1 << 48:
         raise Invalid("the moment does not fit into the 48 bits of a version 7 uuid")
     high, low = (entropy >> 62) & 0xFFF, entropy & ((1 << 62) - 1)
-    return UUID(int=now << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low)
+    number: int = now << 80 | 0x7 << 76 | high << 64 | 0b10 << 62 | low
+    return read_uuid(number.to_bytes(16, "big"))
 
 
 def derive_attempt_id(execution: UUID, index: int) -> UUID:

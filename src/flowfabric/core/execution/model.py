@@ -73,6 +73,7 @@ class Flags(IntFlag):
 
 
 # A plain number, because flags are slow and every change is tested.
+_DEADLINE = int(Flags.DEADLINE)
 _SUSPECT = int(Flags.SUSPECT)
 _LIMITS = int(Flags.LIMITS)
 
@@ -415,7 +416,7 @@ class Snapshot(Struct, frozen=True, gc=False):
 
     @property
     def deadline_at(self) -> Millis | None:
-        if not self.head.flags & Flags.DEADLINE:
+        if not int(self.head.flags) & _DEADLINE:
             return None
         return self.head.life.deadline_at or self.execution.facts.deadline_at
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from flowfabric.core.execution.model import Ended, Flags, Snapshot, Source
+from flowfabric.core.execution.model import EMPTY_LIFE, Ended, Flags, Snapshot, Source
 from flowfabric.core.execution.outcome import Outcome
 
 SIBLING = "sibling_"
@@ -66,7 +66,11 @@ def endings_of(entries: Iterable[OutboxEntry]) -> dict[UUID, MemberEnding]:
 
 def outbox_of(before: Snapshot | None, after: Snapshot | None) -> tuple[OutboxEntry, ...]:
     """What a change of an execution owes to flows, because it ended or was replayed."""
-    if before is None or after is None or not turned(before, after):
+    if before is None or after is None:
+        return ()
+    if after.execution.flow is None and after.head.life is EMPTY_LIFE:
+        return ()  # most executions
+    if not turned(before, after):
         return ()
     own = _owed_to_own(before, after)
     others = _orphaned(after) if after.life.flows else ()

@@ -172,6 +172,12 @@ class _Note(Struct, frozen=True):
 
 
 Row = tuple[Any, ...]
+Key = Callable[[UUID], Any]
+"""Makes the driver's value of an id."""
+
+
+def _itself(id: UUID) -> UUID:
+    return id
 
 
 def place_of(state: State) -> StateTable:
@@ -195,29 +201,32 @@ def read_life(data: bytes | None) -> Life:
     return EMPTY_LIFE if data is None else document.read(Life, bytes(data))
 
 
-def execution_row(creation: Creation, names: Names) -> Row:
+def execution_row(creation: Creation, names: Names, key: Key = _itself) -> Row:
     execution = creation.snapshot.execution
     return (
-        execution.uuid,
+        key(execution.uuid),
         execution.created_at,
         names.route_numbers[execution.route],
         None if execution.policy is None else write_policy(execution.policy),
         None if execution.facts is NO_FACTS else document.write(execution.facts),
-        execution.flow,
+        None if execution.flow is None else key(execution.flow),
         creation.payload,
     )
 
 
-def state_row(snapshot: Snapshot, names: Names) -> Row:
+def state_row(snapshot: Snapshot, names: Names, key: Key = _itself) -> Row:
     """The row of `place_of(snapshot.state)`, in the order of COLUMNS."""
     state = snapshot.state
     match state:
-        case Ready(next=next) | Lost(next=next):
-            return (*_head(snapshot, next.attempt, next.start), *_ready(snapshot, state, names))
+        # The two that most rows are come first.
+        case Ended():
+            return _done(snapshot, state, names, key)
+        case Ready() | Lost():
+            return _ready(snapshot, state, names, key)
         case Active(lease=lease):
             return (
-                *_head(snapshot, lease.attempt, lease.start),
-                lease.id,
+                *_head(snapshot, lease.attempt, lease.start, key),
+                key(lease.id),
                 names.worker_numbers[lease.worker],
                 lease.started_at,
                 lease.expires_at,
@@ -228,15 +237,13 @@ def state_row(snapshot: Snapshot, names: Names) -> Row:
             )
         case Waiting(next=next):
             gate = int(state.gate)
-            head = _head(snapshot, next.attempt, next.start)
+            head = _head(snapshot, next.attempt, next.start, key)
             queue = queue_number(snapshot)
             return (*head, next.timeout, gate, state.due_at, None, None, queue)
         case Suspended(next=next):
             note = msgspec.json.encode(_Note(state.suspension, state.reason))
-            head = _head(snapshot, next.attempt, next.start)
+            head = _head(snapshot, next.attempt, next.start, key)
             return (*head, next.timeout, SUSPENDED, state.due_at, state.since, note, None)
-        case Ended():
-            return _done(snapshot, state, names)
 
 
 def queue_number(snapshot: Snapshot) -> int | None:
@@ -267,9 +274,9 @@ def step_row(uuid: UUID, step: Step) -> Row:
     return (uuid, step.generation, step.name, step.occurrence, step.position, step.doc)
 
 
-def event_row(event: Event, names: Names) -> Row:
+def event_row(event: Event, names: Names, key: Key = _itself) -> Row:
     return (
-        event.uuid,
+        key(event.uuid),
         event.at,
         int(event.kind),
         event.epoch,
@@ -281,8 +288,10 @@ def event_row(event: Event, names: Names) -> Row:
 
 def trim_at(snapshot: Snapshot, ended_at: Millis) -> Millis | None:
     """When an execution with a retention of its own may be deleted."""
-    retention = snapshot.execution.rules.retention
-    return None if retention is None else Millis(ended_at + retention)
+    policy = snapshot.execution.policy
+    if policy is None or policy.retention is None:
+        return None
+    return Millis(ended_at + policy.retention)
 
 
 def workers_in(change: Change[object]) -> list[WorkerIdentity]:
@@ -369,10 +378,10 @@ def _flags(number: int) -> Flags:
     return Flags(number) if number else Flags.NONE
 
 
-def _head(snapshot: Snapshot, attempt: int | None, start: Start) -> Row:
+def _head(snapshot: Snapshot, attempt: int | None, start: Start, key: Key) -> Row:
     head = snapshot.head
     return (
-        snapshot.execution.uuid,
+        key(snapshot.execution.uuid),
         head.version,
         head.epoch,
         head.rank,
@@ -383,9 +392,10 @@ def _head(snapshot: Snapshot, attempt: int | None, start: Start) -> Row:
     )
 
 
-def _ready(snapshot: Snapshot, state: Ready | Lost, names: Names) -> Row:
+def _ready(snapshot: Snapshot, state: Ready | Lost, names: Names, key: Key) -> Row:
     hold = state.hold
     return (
+        *_head(snapshot, state.next.attempt, state.next.start, key),
         names.route_numbers[snapshot.execution.route],
         state.next.timeout,
         0 if hold is None else hold.until,
@@ -395,15 +405,15 @@ def _ready(snapshot: Snapshot, state: Ready | Lost, names: Names) -> Row:
     )
 
 
-def _done(snapshot: Snapshot, state: Ended, names: Names) -> Row:
+def _done(snapshot: Snapshot, state: Ended, names: Names, key: Key) -> Row:
     lease = state.lease
     start = lease.start if lease is not None else Start.INITIAL
     return (
-        *_head(snapshot, state.attempt, start),
+        *_head(snapshot, state.attempt, start, key),
         int(state.outcome),
         state.ended_at,
         None if state.pending is None else int(state.pending),
-        None if lease is None else lease.id,
+        None if lease is None else key(lease.id),
         None if lease is None else names.worker_numbers[lease.worker],
         None if lease is None else lease.started_at,
         state.result,

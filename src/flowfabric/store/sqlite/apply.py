@@ -12,7 +12,7 @@ from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.execution import StateTable
 from flowfabric.store.rows.wait import writes_waits
 from flowfabric.store.sqlite.claim import refused_fences
-from flowfabric.store.sqlite.session import SqliteSession, keyed, plain, state_row
+from flowfabric.store.sqlite.session import SqliteSession, id_bytes, keyed, plain
 from flowfabric.store.sqlite.waits import write as write_waits
 
 _MOVED = {
@@ -124,9 +124,10 @@ def _write(
     try:
         states, events = _rows(session, items, places)
     except KeyError:
-        # A worker this process has not met.
+        # A worker or a route this process has not met.
         for item in items:
             session.intern_workers(rows.workers_in(item.change))
+            session.intern_route(item.after.execution.route)
         states, events = _rows(session, items, places)
     for place, new in states.items():
         session.insert(_NEW[place], new)
@@ -136,14 +137,13 @@ def _write(
 def _rows(
     session: SqliteSession, items: list[Decided], places: dict[StateTable, list[Decided]]
 ) -> tuple[dict[StateTable, list[rows.Row]], list[rows.Row]]:
+    names = session.names
     states = {
-        place: [state_row(session, item.id, item.after) for item in moved]
+        place: [rows.state_row(item.after, names, id_bytes) for item in moved]
         for place, moved in places.items()
     }
     events = [
-        keyed(item.id, rows.event_row(event, session.names))
-        for item in items
-        for event in item.change.events
+        rows.event_row(event, names, id_bytes) for item in items for event in item.change.events
     ]
     return states, events
 

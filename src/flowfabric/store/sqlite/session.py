@@ -4,29 +4,21 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
-from flowfabric.core.execution.model import (
-    Active,
-    Ended,
-    Lost,
-    Ready,
-    Route,
-    Snapshot,
-    Suspended,
-    Waiting,
-    WorkerIdentity,
-)
+from flowfabric.core.base import ids
+from flowfabric.core.execution.model import Route, WorkerIdentity
 from flowfabric.store.rows import execution as rows
-from flowfabric.store.rows.execution import COLUMNS, Names, StateTable
+from flowfabric.store.rows.execution import Names
 from flowfabric.store.sql import RecordQueries, load_queries
 
 Values = Sequence[Any] | Mapping[str, Any]
 
 _WIDTHS = (64, 16, 4, 1)
-_LEASE_CLAIM = COLUMNS[StateTable.LEASE].index("claim")
-_DONE_CLAIM = COLUMNS[StateTable.DONE].index("claim")
+_MANY = 16
+_BYTES = {bytes}
 
 
 class NameRegistry:
@@ -92,10 +84,11 @@ class SqliteSession:
     def insert(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
         """Runs a query that ends in `values (?, …)` for many rows, few statements."""
         query, start, count = self._queries[name], 0, len(rows)
+        nulls, kept = _bindable(rows)
         for width in _WIDTHS:
             while count - start >= width:
-                values = list(chain.from_iterable(rows[start : start + width]))
-                self.connection.execute(_wide_values(query, width), values)
+                values = list(chain.from_iterable(kept[start : start + width]))
+                self.connection.execute(_wide_values(query, width, nulls), values)
                 start += width
 
     def given(self, name: str, rows: Sequence[Sequence[Any]], *after: object) -> sqlite3.Cursor:
@@ -104,18 +97,22 @@ class SqliteSession:
 
     def given_to(self, query: str, rows: Sequence[Sequence[Any]], *after: object) -> sqlite3.Cursor:
         """As `given`, for the text of a query."""
-        filling = [rows[-1]] * (_width(len(rows)) - len(rows))
-        wide = _wide_values(query, _width(len(rows)))
-        return self.connection.execute(wide, [*chain.from_iterable([*rows, *filling]), *after])
+        nulls, kept = _bindable(rows)
+        width = _width(len(kept))
+        filling = [kept[-1]] * (width - len(kept))
+        wide = _wide_values(query, width, nulls)
+        return self.connection.execute(wide, [*chain.from_iterable([*kept, *filling]), *after])
 
     def each(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         self.connection.executemany(self._queries[name], rows)
 
-    def among(self, name: str, ids: Sequence[bytes | str], *before: object) -> sqlite3.Cursor:
+    def among(self, name: str, keys: Sequence[bytes | str], *before: object) -> sqlite3.Cursor:
         """Runs a query that ends in `in (?)` for many keys; `before` are its other values."""
-        filling = [ids[-1]] * (_width(len(ids)) - len(ids))
-        query = _wide_keys(self._queries[name], _width(len(ids)))
-        return self.connection.execute(query, (*before, *ids, *filling))
+        bound = _quick(keys)
+        width = _width(len(bound))
+        filling = [bound[-1]] * (width - len(bound))
+        query = _wide_keys(self._queries[name], width)
+        return self.connection.execute(query, (*before, *bound, *filling))
 
     # -- names
 
@@ -175,8 +172,11 @@ def _record_queries() -> RecordQueries:
     return RecordQueries(load_queries("sqlite"), "?")
 
 
-def read_uuid(data: bytes) -> UUID:
-    return UUID(bytes=data)
+id_bytes: rows.Key = attrgetter("bytes")
+"""An id as SQLite keeps it."""
+
+read_uuid = ids.read_uuid
+"""An id that SQLite kept."""
 
 
 def plain(found: Iterable[rows.Row]) -> list[rows.Row]:
@@ -191,35 +191,41 @@ def keyed(id: bytes, row: rows.Row) -> rows.Row:
     return (id, *row[1:])
 
 
-def state_row(session: SqliteSession, id: bytes, snapshot: Snapshot) -> rows.Row:
-    """As `rows.state_row`, with ids as SQLite keeps them."""
-    match snapshot.state:
-        case Ready() | Lost():
-            session.intern_route(snapshot.execution.route)
-            return keyed(id, rows.state_row(snapshot, session.names))
-        case Waiting() | Suspended():
-            return keyed(id, rows.state_row(snapshot, session.names))
-        case Active():
-            return _with_claim(id, rows.state_row(snapshot, session.names), _LEASE_CLAIM)
-        case Ended():
-            return _with_claim(id, rows.state_row(snapshot, session.names), _DONE_CLAIM)
-
-
-def _with_claim(id: bytes, row: rows.Row, at: int) -> rows.Row:
-    claim: UUID | None = row[at]
-    return (id, *row[1:at], None if claim is None else claim.bytes, *row[at + 1 :])
-
-
 def _width(count: int) -> int:
     """What is asked for may be asked for twice, so that one statement serves many lengths."""
     return 1 << (count - 1).bit_length()
 
 
-@lru_cache(maxsize=256)
-def _wide_values(query: str, width: int) -> str:
-    """`values (?, ?)` becomes `values (?, ?), (?, ?)`; what follows it stays."""
+def _bindable(rows: Sequence[Sequence[Any]]) -> tuple[tuple[bool, ...], Sequence[Sequence[Any]]]:
+    """Which columns are NULL in all rows, and the rows without them, as they bind fastest.
+
+    The driver looks for an adapter for every None and every `bytes`, which takes 0.35 and 0.45 µs;
+    an int takes 0.03 µs and a `bytearray` 0.1 µs. Rows have up to five of each.
+    """
+    if len(rows) < _MANY:
+        return (), rows
+    columns = list(zip(*rows, strict=True))
+    nulls = tuple(column[0] is None and column.count(None) == len(rows) for column in columns)
+    kept = [_quick(column) for column, null in zip(columns, nulls, strict=True) if not null]
+    return nulls, list(zip(*kept, strict=True))
+
+
+def _quick(values: Sequence[Any]) -> Sequence[Any]:
+    """The same values, as they bind fastest."""
+    if type(values[0]) is bytes and set(map(type, values)) == _BYTES:
+        return list(map(bytearray, values))
+    return values
+
+
+@lru_cache(maxsize=1024)
+def _wide_values(query: str, width: int, nulls: tuple[bool, ...] = ()) -> str:
+    """`values (?, ?)` becomes `values (?, ?), (?, ?)`, with `null` where `nulls` says so; what
+    follows it stays."""
     before, word, rest = query.partition("values (")
     group, _, after = rest.partition(")")
+    if any(nulls):
+        parts = zip(group.split(", "), nulls, strict=True)
+        group = ", ".join("null" if null else part for part, null in parts)
     return before + word[:-1] + ", ".join([f"({group})"] * width) + after
 
 

@@ -10,7 +10,7 @@ from flowfabric.core.execution.model import Ready
 from flowfabric.core.execution.submission import Creation
 from flowfabric.store.queries import InboxEntry
 from flowfabric.store.rows import execution as rows
-from flowfabric.store.sqlite.session import SqliteSession, keyed, read_uuid, state_row
+from flowfabric.store.sqlite.session import SqliteSession, id_bytes, keyed, read_uuid
 
 
 def submit(
@@ -80,25 +80,17 @@ def _insert(session: SqliteSession, creations: Mapping[bytes, Creation]) -> None
     executions: list[rows.Row] = []
     ready: list[rows.Row] = []
     parked: list[rows.Row] = []
-    for id, creation in creations.items():
+    names = session.names
+    for creation in creations.values():
         snapshot = creation.snapshot
+        session.intern_route(snapshot.execution.route)
         place = ready if isinstance(snapshot.state, Ready) else parked
-        place.append(state_row(session, id, snapshot))
-        executions.append(_execution_row(session, id, creation))
+        place.append(rows.state_row(snapshot, names, id_bytes))
+        executions.append(rows.execution_row(creation, names, id_bytes))
     session.insert("new_executions", executions)
     session.insert("new_ready", ready)
     session.insert("new_parked", parked)
     _insert_rest(session, creations)
-
-
-def _execution_row(session: SqliteSession, id: bytes, creation: Creation) -> rows.Row:
-    execution = creation.snapshot.execution
-    session.intern_route(execution.route)
-    _, created_at, number, policy, facts, flow, payload = rows.execution_row(
-        creation, session.names
-    )
-    flow = None if flow is None else flow.bytes
-    return (id, created_at, number, policy, facts, flow, payload)
 
 
 def _insert_rest(session: SqliteSession, creations: Mapping[bytes, Creation]) -> None:
@@ -113,7 +105,8 @@ def _insert_rest(session: SqliteSession, creations: Mapping[bytes, Creation]) ->
             tags += [(id, key, value, execution.created_at) for key, value in creation.tags.items()]
         if (at := creation.snapshot.deadline_at) is not None:
             deadlines.append((id, at))
-        steps += [keyed(id, rows.step_row(execution.uuid, step)) for step in creation.steps]
+        if creation.steps:
+            steps += [keyed(id, rows.step_row(execution.uuid, step)) for step in creation.steps]
     session.insert("new_keys", keys)
     session.insert("new_tags", tags)
     session.insert("new_deadlines", deadlines)
