@@ -12,11 +12,11 @@ CHAOS_MINUTES ?= 5
 # Tests start many processes; without compiled files each would compile everything it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-deep check chaos bench docs clean
+.PHONY: help demo test test-deep check chaos bench bench-guard bench-report docs clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo: $(INSTALLED)  ## watch runs survive a crash
 	$(BIN)/python -m flowfabric.demo
@@ -42,8 +42,15 @@ check: $(INSTALLED)  ## check lint, format, types, samples, layers, sizes, SQL, 
 chaos: $(INSTALLED)  ## kill, freeze and cut off real workers for five minutes
 	$(BIN)/python -m chaos --minutes $(CHAOS_MINUTES)
 
-bench: $(INSTALLED)  ## measure, as ratios within one run
+bench: $(INSTALLED)  ## measure both stores, as ratios within one run, in ten minutes
 	$(BIN)/python -m bench
+
+bench-guard: $(INSTALLED)  ## fail if a ratio has lost more than a fifth
+	$(BIN)/python -m bench guard
+
+bench-report: $(INSTALLED)  ## measure, fill in docs/performance.md, record the ratios
+	$(BIN)/python -m bench --report --json bench/results/documented.json
+	$(BIN)/python -m bench guard --record
 
 docs: $(INSTALLED)  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict

@@ -1,1 +1,2 @@
-"""Benchmarks. Figures are ratios within one run; see RESULTS.md for what was measured when."""
+"""What FlowFabric costs and how fast it is: scenarios on both stores, each figure beside the
+reference of the same run. `python -m bench --help`; results in docs/performance.md."""

@@ -1,23 +1,19 @@
-"""Fresh databases for benchmarks, with durable settings."""
+"""Empty databases for benchmarks, with durable settings."""
 
 import asyncio
+import itertools
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.kit.postgres import start_server
+import psycopg
+from psycopg import sql
 
+from tests.kit.postgres import database_name, start_server, with_database
 
-def use_uvloop() -> None:
-    """Uses uvloop if it is installed."""
-    with suppress(ImportError):
-        import uvloop
-
-        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-
-
+SERVER = "FLOWFABRIC_BENCH_POSTGRES_URL"
 DURABLE = """
 fsync = on
 full_page_writes = on
@@ -28,21 +24,74 @@ max_connections = 100
 jit = off
 log_min_messages = error
 """
+DURABILITY = {
+    "postgres": "fsync before every commit is answered",
+    "sqlite": "fsync before every commit is answered (synchronous = FULL)",
+}
+
+Fresh = Callable[[], str]
+
+
+def use_uvloop() -> None:
+    """Uses uvloop if it is installed."""
+    with suppress(ImportError):
+        import uvloop
+
+        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
 
 
 @contextmanager
 def fresh(store: str) -> Iterator[str]:
-    """The URL of an empty store that is deleted afterwards. FLOWFABRIC_BENCH_POSTGRES_URL names a
-    server (and an empty database) to use instead of the bundled one."""
+    """The URL of an empty store that is deleted afterwards."""
+    with server(store) as url, databases(url) as make:
+        yield make()
+
+
+@contextmanager
+def server(store: str) -> Iterator[str]:
+    """A Postgres server with a data directory of its own, or the one that
+    FLOWFABRIC_BENCH_POSTGRES_URL names (it must be allowed to create databases); for SQLite, a
+    folder."""
     if store == "sqlite":
         with tempfile.TemporaryDirectory() as folder:
-            yield f"sqlite:///{Path(folder) / 'bench.db'}"
-        return
-    if given := os.environ.get("FLOWFABRIC_BENCH_POSTGRES_URL"):
+            yield f"sqlite:///{folder}"
+    elif given := os.environ.get(SERVER):
         yield given
+    else:
+        started = start_server(DURABLE)
+        try:
+            yield started.get_uri()
+        finally:
+            started.cleanup()
+
+
+@contextmanager
+def databases(url: str) -> Iterator[Fresh]:
+    """Makes empty databases on a server, and deletes them at the end."""
+    if url.startswith("sqlite"):
+        with tempfile.TemporaryDirectory(dir=Path(url.removeprefix("sqlite:///"))) as folder:
+            numbers = itertools.count(1)
+            yield lambda: f"sqlite:///{folder}/{next(numbers)}.db"
         return
-    server = start_server(DURABLE)
-    try:
-        yield server.get_uri()
-    finally:
-        server.cleanup()
+    made: list[str] = []
+    with psycopg.connect(url, autocommit=True) as admin:
+
+        def make() -> str:
+            name = f"bench_{os.getpid()}_{len(made)}"
+            admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+            made.append(with_database(url, name))
+            return made[-1]
+
+        try:
+            yield make
+        finally:
+            for each in made:
+                name = sql.Identifier(database_name(each))
+                admin.execute(sql.SQL("drop database {} with (force)").format(name))
+
+
+def version(url: str) -> str:
+    """Of the server."""
+    with psycopg.connect(url) as connection:
+        number = connection.info.server_version
+    return f"{number // 10_000}.{number % 10_000}"

@@ -1,0 +1,190 @@
+"""A record as Markdown tables and plots, between the markers of docs/performance.md."""
+
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+
+from bench.plot import Bar, bars
+from bench.record import Record, Row
+from bench.scenario import RAW_LIMIT, share, with_unit
+
+PLOTTED = (
+    RAW_LIMIT, "lifecycle-100", "lifecycle-2x100", "drain", "drain-2", "claims-64", "steps",
+    "signals", "limits",
+)  # fmt: skip
+PEER_SERIES = {"drain": "one process", "drain-2": "two"}
+STORES = {"postgres": "Postgres", "sqlite": "SQLite"}
+
+
+class ReportError(Exception):
+    """The page cannot be filled in."""
+
+
+def insert(page: str, name: str, body: str) -> str:
+    """The page with `body` between `<!-- bench:name -->` and `<!-- /bench:name -->`."""
+    begin, end = f"<!-- bench:{name} -->", f"<!-- /bench:{name} -->"
+    if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
+        raise ReportError(f"the page needs {begin} and, after it, {end}, each once")
+    before, _, rest = page.partition(begin)
+    return f"{before}{begin}\n\n{body.strip()}\n\n{end}{rest.partition(end)[2]}"
+
+
+def write(record: Record, peers: Record | None, page: Path) -> None:
+    """Fills in the page, and writes the plots beside it."""
+    text = page.read_text(encoding="utf-8")
+    plot = page.with_suffix(".svg")
+    image = f"![Executions per second]({plot.name})"
+    parts = {
+        "machine": machine(record),
+        "results": f"{image}\n\n{table(record)}",
+        "cost": cost_table(record),
+        "million": million(record),
+        "paper": paper(record),
+    }
+    if peers is not None:
+        rival = plot.with_stem(f"{plot.stem}-peers")
+        parts["peers"] = (
+            f"![Worker drain]({rival.name})\n\n{machine(peers)}\n\n{peer_tables(peers)}"
+        )
+        rival.write_text(bars("Worker drain, jobs per second", _peer_bars(peers)), encoding="utf-8")
+    for name, body in parts.items():
+        text = insert(text, name, body)
+    plot.write_text(bars("Executions per second, 2 cores", _bars(record)), encoding="utf-8")
+    page.write_text(text, encoding="utf-8")
+
+
+def machine(record: Record) -> str:
+    return ", ".join(f"{name} {value}" for name, value in record.machine.items()) + "."
+
+
+def table(record: Record) -> str:
+    """One line per figure, the stores beside each other."""
+    lines = ["| | Postgres | SQLite | goal |", "|---|---|---|---|"]
+    for what, rows in _lines(record):
+        cells = [_cell(rows.get(store)) for store in STORES]
+        lines.append(f"| {what} | {' | '.join(cells)} | {_goals(rows)} |")
+    return "\n".join(lines)
+
+
+def cost_table(record: Record) -> str:
+    lines = ["| per execution | Postgres, CPU | WAL | SQLite, CPU |", "|---|---|---|---|"]
+    for what, rows in _lines(record):
+        if any(row.cpu_us is not None for row in rows.values()):
+            postgres, sqlite = rows.get("postgres"), rows.get("sqlite")
+            cells = (_cpu(postgres), _wal(postgres), _cpu(sqlite))
+            lines.append(f"| {what} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def peer_tables(record: Record) -> str:
+    """A table per scenario, best first."""
+    parts = []
+    for scenario, group in groupby(
+        sorted(record.rows, key=lambda r: r.scenario), key=lambda r: r.scenario
+    ):
+        rows = sorted(group, key=lambda r: r.median if r.smaller_is_better else -r.median)
+        lines = [
+            f"**{rows[0].what or scenario}**\n",
+            "| system | measured | CPU | WAL | what survives a power cut |",
+            "|---|---|---|---|---|",
+        ]
+        for row in rows:
+            cells = (row.system, _cell(row), _cpu(row), _wal(row), row.durability)
+            lines.append(f"| {' | '.join(cells)} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def million(record: Record) -> str:
+    """What a million executions cost."""
+    lines = ["| a million executions | Postgres | SQLite |", "|---|---|---|"]
+    for name, label, form in (
+        ("cost client", "CPU of the client", "{:.0f} s"),
+        ("cost server", "CPU of the server", "{:.0f} s"),
+        ("cost wal", "WAL written", "{:.2f} GB"),
+        ("cost disk", "disk, until retention deletes them", "{:.2f} GB"),
+    ):
+        rows = _by_store(record, name)
+        scale = 1 if form.endswith(" s") else 1 / 1000
+        cells = [form.format(rows[s].median * scale) if s in rows else "–" for s in STORES]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def paper(record: Record, cores: int = 64, used: float = 0.7) -> str:
+    """What a large server would do, as far as CPU and WAL decide, with the arithmetic."""
+    parts = [
+        _by_store(record, f"cost {name}").get("postgres") for name in ("server", "client", "wal")
+    ]
+    if any(part is None or part.median <= 0 for part in parts):
+        return "The record has no cost per execution on Postgres."
+    server, client, wal = (part.median for part in parts if part is not None)
+    rate = cores * used * 1e6 / server
+    return "\n".join(
+        [
+            f"- Server: {cores} cores × {used:.0%} × 1,000,000 µs / {server:.0f} µs"
+            f" = **{rate:,.0f} executions/s**.",
+            f"- WAL: {rate:,.0f} × {wal:,.0f} B = {rate * wal / 1e6:,.0f} MB/s.",
+            f"- Workers and submitters: {rate:,.0f} × {client:.0f} µs"
+            f" = {rate * client / 1e6:.0f} cores, without the work of the handlers.",
+        ]
+    )
+
+
+def _lines(record: Record) -> Iterable[tuple[str, dict[str, Row]]]:
+    names = dict.fromkeys(row.scenario for row in record.rows)
+    for name in names:
+        rows = _by_store(record, name)
+        yield next(iter(rows.values())).what or name, rows
+
+
+def _by_store(record: Record, scenario: str) -> dict[str, Row]:
+    return {row.system.rpartition("-")[2]: row for row in record.rows if row.scenario == scenario}
+
+
+def _cell(row: Row | None) -> str:
+    """`9,800/s (9,100–10,300), 62 %`"""
+    if row is None:
+        return "–"
+    digits = 0 if row.high >= 100 else 1 if row.high >= 10 else 2
+    spread = f" ({row.low:,.{digits}f}–{row.high:,.{digits}f})" if len(row.samples) > 1 else ""
+    ratio = f", {share(row.ratio)} of the {row.ratio_of}" if row.ratio is not None else ""
+    return f"{with_unit(row.median, row.unit)}{spread}{ratio}"
+
+
+def _goals(rows: dict[str, Row]) -> str:
+    """`≥ 10,000/s: reached`, with the stores named where their goals differ."""
+    found = {store: rows[store] for store in STORES if store in rows and rows[store].goal}
+    words = {True: "reached", False: "**missed**", None: "not judged"}
+    if len({(row.goal, row.met) for row in found.values()}) == 1 and len(found) == len(rows):
+        row = next(iter(found.values()))
+        return f"{row.goal}: {words[row.met]}"
+    return "; ".join(
+        f"{STORES[store]} {row.goal}: {words[row.met]}" for store, row in found.items()
+    )
+
+
+def _cpu(row: Row | None) -> str:
+    return "–" if row is None or row.cpu_us is None else f"{row.cpu_us:,.0f} µs"
+
+
+def _wal(row: Row | None) -> str:
+    return "–" if row is None or row.wal_bytes is None else f"{row.wal_bytes:,.0f} B"
+
+
+def _bars(record: Record) -> list[Bar]:
+    return [
+        Bar(row.what, STORES[store], row.median, row.low, row.high)
+        for name in PLOTTED
+        for store, row in sorted(_by_store(record, name).items())
+        if store in STORES
+    ]
+
+
+def _peer_bars(record: Record) -> list[Bar]:
+    found = [row for row in record.rows if row.scenario in PEER_SERIES]
+    best = {row.system: row.median for row in sorted(found, key=lambda row: row.median)}
+    return [
+        Bar(row.system, PEER_SERIES[row.scenario], row.median, row.low, row.high)
+        for row in sorted(found, key=lambda row: (-best[row.system], row.scenario))
+    ]

@@ -1,0 +1,148 @@
+"""What grows: dead rows behind an old transaction, and tables with very many rows."""
+
+import sqlite3
+import statistics
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import asyncpg
+
+from bench.cost import Cost, counted
+from bench.scenario import PAYLOAD, RESULT, Figure, Figures, Load, least, most, scenario
+from bench.scenarios.lifecycle import Closed, ClosedLoop, fill, opened, take
+from bench.scenarios.limits import submission
+from flowfabric.core.execution.model import WorkerIdentity
+from flowfabric.core.execution.submission import Submission
+from flowfabric.core.limit.quota import Quota
+from flowfabric.engine.engine import Engine
+from flowfabric.store.queries import Query
+
+WORKER = WorkerIdentity("bench", "bench")
+FEW = 1_000
+HOLD_FOR = 24 * 3600
+TRIES = 60
+SMALL = "time in small tables"
+
+
+@scenario(
+    "old-transaction",
+    [
+        least("old-transaction", "end of an old transaction", "/s", "rate before", ratio=0.9),
+        most("old-transaction cpu", "end of an old transaction", "µs", "CPU before", ratio=1.2),
+    ],
+    once=True,
+)
+async def old_transaction(load: Load) -> Figures:
+    """Another session holds a snapshot open, at full load: no row that is deleted can be removed.
+    Rate and CPU at the end against those before."""
+    window = max(load.size.seconds, min(5.0, load.size.held / 4))
+    async with opened(load.url) as engine:
+        loop = ClosedLoop(engine, 100, "held")
+        await loop.run(window / 5)
+        before, spent_before = await _window(load.url, engine, window)
+        async with held_open(load.url):
+            await ClosedLoop(engine, 100, "held").run(max(0.0, load.size.held - window))
+            after, spent_after = await _window(load.url, engine, window)
+    cpu = [s.cpu_us(c.done) for s, c in ((spent_after, after), (spent_before, before))]
+    return {
+        "old-transaction": Figure(after.rate, before.rate),
+        "old-transaction cpu": Figure(*cpu),
+    }
+
+
+async def _window(url: str, engine: Engine, seconds: float) -> tuple[Closed, Cost]:
+    async with counted(url) as cost:
+        closed = await ClosedLoop(engine, 100, "held").run(seconds)
+    return closed, cost
+
+
+@asynccontextmanager
+async def held_open(url: str) -> AsyncIterator[None]:
+    """A transaction of the application that has read once and does not end."""
+    if url.startswith("sqlite"):
+        reader = sqlite3.connect(Path(url.removeprefix("sqlite:///")), isolation_level=None)
+        reader.execute("begin")
+        reader.execute("select count(*) from sqlite_master").fetchone()
+        yield
+        reader.close()
+        return
+    connection = await asyncpg.connect(url)
+    async with connection.transaction(isolation="repeatable_read"):
+        await connection.fetchval("select count(*) from pg_class")
+        yield
+    await connection.close()
+
+
+@scenario(
+    "tables",
+    [
+        most("tables claim", "claim of one from big tables", of=SMALL, ratio=1.2),
+        most("tables sweep", "round of the sweep over big tables", of=SMALL, ratio=1.2),
+        most("tables list", "list of a hundred from big tables", of=SMALL, ratio=1.2),
+    ],
+    once=True,
+)
+async def tables(load: Load) -> Figures:
+    """With very many waiting and finished executions and 5,000 held keys, against a database of a
+    thousand; both in turn."""
+    async with opened(load.url) as small, opened(load.fresh()) as big:
+        await _fill(small, min(FEW, load.size.rows), held=0)
+        await _fill(big, load.size.rows, held=load.size.held_keys)
+        found = {}
+        for name, part in (("claim", _claim), ("sweep", _sweep), ("list", _list)):
+            for engine in (small, big):
+                await part(engine)
+            times = [(await part(small), await part(big)) for _ in range(TRIES)]
+            few, many = (statistics.median(each) * 1000 for each in zip(*times, strict=True))
+            found[f"tables {name}"] = Figure(many, few)
+    return found
+
+
+async def _fill(engine: Engine, rows: int, held: int) -> None:
+    """As many finished as waiting executions, and keys that each have a running and a waiting
+    execution."""
+    await fill(engine, Submission(kind="noop", payload=PAYLOAD, lane="finished"), rows)
+    await take(engine, "finished", rows, callers=4, batch=100)
+    await fill(engine, Submission(kind="noop", payload=PAYLOAD, lane="waiting"), rows + TRIES + 1)
+    await engine.quotas.define(Quota(name="keys", concurrency_per_key=1))
+    for _ in range(2):
+        await engine.executions.submit_many([submission("keys", f"key-{n}") for n in range(held)])
+    taken = 0
+    while taken < held:
+        found = await engine.claims.claim(
+            WORKER, lanes=["keys"], limit=500, ttl=HOLD_FOR, max_wait=1.0
+        )
+        taken += len(found)
+    await _vacuum(engine)
+
+
+async def _vacuum(engine: Engine) -> None:
+    """What autovacuum would have done a minute later."""
+    address = getattr(getattr(engine.store, "session", None), "dialer", None)
+    if address is not None:
+        connection = await asyncpg.connect(address.address.dsn)
+        await connection.execute("vacuum analyze")
+        await connection.close()
+
+
+async def _claim(engine: Engine) -> float:
+    began = time.perf_counter()
+    (claim,) = await engine.claims.claim(WORKER, lanes=["waiting"], limit=1)
+    seconds = time.perf_counter() - began
+    await engine.attempts.complete(claim, RESULT)
+    return seconds
+
+
+async def _sweep(engine: Engine) -> float:
+    """The round that the holder of the duty makes in the background."""
+    began = time.perf_counter()
+    await engine.sweep._round(all_lines=False)
+    return time.perf_counter() - began
+
+
+async def _list(engine: Engine) -> float:
+    began = time.perf_counter()
+    await engine.views.list(Query(lane="waiting", limit=100, newest_first=True))
+    return time.perf_counter() - began
