@@ -153,7 +153,7 @@ async def _counting(engine: Engine) -> tuple[Any, Any]:
     request = Suspend(id=new_uuid7(now, secrets.randbits(74)), waits=(wait,))
     answer = await engine.suspensions.suspend(claim, request)
     assert isinstance(answer, NowSuspended)
-    return claim, answer.primary
+    return claim, answer.waitpoints[0]
 
 
 def line(what: str, figure: str, goal: str = "") -> None:
