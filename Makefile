@@ -12,11 +12,11 @@ CHAOS_MINUTES ?= 5
 # Tests start many processes; without compiled files each would compile everything it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-deep check chaos bench docs clean
+.PHONY: help demo test test-deep check chaos bench bench-peers docs clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
 demo: $(INSTALLED)  ## watch runs survive a crash
 	$(BIN)/python -m flowfabric.demo
@@ -45,11 +45,14 @@ chaos: $(INSTALLED)  ## kill, freeze and cut off real workers for five minutes
 bench: $(INSTALLED)  ## measure, as ratios within one run
 	$(BIN)/python -m bench
 
+bench-peers: $(INSTALLED)  ## compare with other systems: PEERS_ARGS="--help"
+	$(BIN)/python -m bench.peers $(PEERS_ARGS)
+
 docs: $(INSTALLED)  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
 clean:  ## remove everything that was built
-	rm -rf .venv build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-peers build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -f .coverage .coverage.*
 
 $(INSTALLED): pyproject.toml constraints.txt
