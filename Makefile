@@ -12,7 +12,7 @@ CHAOS_MINUTES ?= 5
 # Tests start many processes; without compiled files each would compile everything it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-deep check chaos bench bench-guard bench-report docs clean
+.PHONY: help demo test test-deep check chaos bench bench-guard bench-report bench-peers docs clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -52,11 +52,14 @@ bench-report: $(INSTALLED)  ## measure, fill in docs/performance.md, record the 
 	$(BIN)/python -m bench --report --json bench/results/documented.json
 	$(BIN)/python -m bench guard --record
 
+bench-peers: $(INSTALLED)  ## compare with other systems: PEERS_ARGS="--help"
+	$(BIN)/python -m bench.peers $(PEERS_ARGS)
+
 docs: $(INSTALLED)  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
 clean:  ## remove everything that was built
-	rm -rf .venv build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-peers build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -f .coverage .coverage.*
 
 $(INSTALLED): pyproject.toml constraints.txt
