@@ -25,7 +25,7 @@ Answer = TypeVar("Answer")
 MAX_ITEMS = 500
 MAX_BYTES = 4 << 20
 CAPACITY = 50_000
-FEW = 24
+FEW = 64
 """So many are never halved: a statement has a price of its own."""
 IDLE = 1.5
 """A batcher is out of work when it was idle for so many times its last flush."""
