@@ -65,6 +65,7 @@ ONLY: dict[str, set[str]] = {
         "shrunk_tables",
         "quota_view",
         "state_versions",
+        "stray_ready",
         "submitted_executions",
         "tagged_execution",
         "taken_back_starts",
@@ -72,6 +73,7 @@ ONLY: dict[str, set[str]] = {
         "trimmed_done",
         "unbounded",
         "unsettled_edges",
+        "walked_ready",
     },
     "sqlite": {
         "any_suspect",

@@ -13,6 +13,7 @@ from flowfabric.store.clock import ManualClock
 from flowfabric.store.postgres import open_postgres
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.postgres.due import LARGE
+from flowfabric.store.postgres.marks import HIGHEST, LOWEST
 from flowfabric.store.rows.execution import COLUMNS, EVENT, EXECUTION, SNAPSHOT, STEP
 from flowfabric.store.sql import load_migrations, load_queries
 from tests.kit.postgres import Databases
@@ -192,7 +193,8 @@ async def plan(bench: Bench, settings: dict[str, str], name: str, *values: Any) 
 async def test_a_claim_reads_the_index_in_its_order(crowded: Bench) -> None:
     numbers = list(crowded.store.session.book.names.routes) or [1, 2]
     calls = ([crowded.fresh()], [1], [30_000])
-    values = (numbers, crowded.now, ["w1"], 26, 10, *calls, 2**31 - 1, [0])
+    ranges = ([LOWEST] * len(numbers), [HIGHEST] * len(numbers), False)
+    values = (numbers, crowded.now, ["w1"], 26, 10, *calls, 2**31 - 1, [0], *ranges)
     steps = await plan(crowded, PINNED, "taken_leases", *values)
     assert "Index Scan using ready_rank on ready" in steps
     assert "Tid Scan on ready" in steps

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import time
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache, partial
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Active
 from flowfabric.store.postgres.dialer import Connection
+from flowfabric.store.postgres.marks import Look
 from flowfabric.store.postgres.session import PostgresSession
 from flowfabric.store.queries import ClaimCall, Suspects, Taken
 from flowfabric.store.readable import SET_ASIDE
@@ -32,6 +34,7 @@ MAX_REMEMBERED = 1000
 
 _PAYLOAD = len(SNAPSHOT)
 _NEWEST, _CANDIDATES, _SUSPECTS, _SPECIAL, _HELD, _MISSED = range(_PAYLOAD + 1, _PAYLOAD + 7)
+_FIRSTS = _MISSED
 
 _MARK = "(q.flags & 64) is not null"
 _MARKED = {
@@ -151,8 +154,9 @@ async def _take(
     workers = list({each.worker.id: None for each in calls})
     candidates = room + room // 2 + 16
     numbers = session.book.names.worker_numbers
+    routes = await _routes(session, connection, call, now, workers, candidates)
     values = (
-        await _routes(session, connection, call, now, workers, candidates),
+        routes,
         now,
         workers,
         candidates,
@@ -166,9 +170,7 @@ async def _take(
     rows: list[Any] = []
     missed = False
     if call.lanes not in session.learned.special:
-        rows = await connection.fetch(
-            _marked(session.queries["taken_leases"], call.suspects), *values
-        )
+        rows = await _take_marked(session, connection, call, values)
     if not rows or rows[0][_SPECIAL]:
         rows = await _take_by_lane(session, connection, call, values)
         missed = rows[0][_MISSED]
@@ -177,6 +179,37 @@ async def _take(
     taken = [] if first[0] is None else rows
     more = missed or first[_CANDIDATES] == candidates
     return _Reply(taken, first[_NEWEST] or 0, more, first[_HELD])
+
+
+async def _take_marked(
+    session: PostgresSession, connection: Connection, call: ClaimCall, values: tuple[Any, ...]
+) -> list[Any]:
+    """Skips rows that are dead but cannot be removed, if there are many (`marks.py`)."""
+    marks, routes, now = session.learned.marks, values[0], values[1]
+    if marks.engaged and (block := marks.due(now)) is not None:
+        await _look_behind(session, connection, now, block)
+    ranges = marks.ranges(routes)
+    query = _marked(session.queries["taken_leases"], call.suspects)
+    began = time.perf_counter()
+    asked = (ranges.routes, *values[1:], ranges.lows, ranges.highs, marks.engaged)
+    rows = await connection.fetch(query, *asked)
+    if (firsts := rows[0][_FIRSTS]) is not None:
+        marks.learn(ranges, firsts, now)
+    elif marks.wonders(now, time.perf_counter() - began):
+        (counts,) = await connection.fetch(session.queries["walked_ready"])
+        marks.walked(now, *counts)
+    return rows
+
+
+async def _look_behind(
+    session: PostgresSession, connection: Connection, now: Millis, block: int
+) -> None:
+    """Finds rows that claims would skip, in the table from this block on."""
+    marks = session.learned.marks
+    began = time.perf_counter()
+    rows = await connection.fetch(session.queries["stray_ready"], (block, 0), *marks.skipped)
+    look = Look(time.perf_counter() - began, rows[0]["blocks"], rows[0]["dead"])
+    marks.looked(now, block, look, [(row["number"], row["rank"]) for row in rows if row["number"]])
 
 
 async def _take_by_lane(

@@ -107,14 +107,17 @@ order by s.rank, s.id
 -- newest route there is, how many candidates there were, whether a suspect waits in any route,
 -- whether any of the lanes drains or has a concurrency, and `held`. With such a lane nothing is
 -- taken: `taken_leases_by_lane` can, and costs more. Nor is anything taken while there are routes above
--- $9, the newest one the caller knows: better work may be there.
+-- $9, the newest one the caller knows: better work may be there. Of the routes it looks only at ranks
+-- from $11 to below $12; with $13, `firsts` has for each of these parts the first rank there is a row
+-- at (`marks.py`).
 with open as materialized (
-    select r.number, (
+    select r.number, r.low, r.high, r.place, (
         select case when l.concurrency is null then l.state else 2 end
         from {schema}.route t join {schema}.lane l on l.name = t.lane
         where t.number = r.number and (l.state <> 0 or l.concurrency is not null)
     ) as state
-    from unnest($1::integer[]) as r (number)
+    from unnest($1::integer[], $11::bigint[], $12::bigint[])
+        with ordinality as r (number, low, high, place)
 ),
 special as materialized (
     select count(*) > 0 as found from open where open.state = 2
@@ -128,7 +131,8 @@ picked as materialized (
     cross join lateral (
         select q.ctid as at, q.rank, q.id, q.held_until > $2 as held
         from {schema}.ready q
-        where q.route = open.number and (q.held_until <= $2 or q.held_for = any($3::text[]))
+        where q.route = open.number and q.rank >= open.low and q.rank < open.high
+            and (q.held_until <= $2 or q.held_for = any($3::text[]))
             and (q.flags & 64) is not null
         order by q.rank, q.id
         limit $4
@@ -156,14 +160,23 @@ taken as (
     returning *
 ),
 -- include: leases_of_taken
-select s.*, head.newest, head.candidates, head.suspects, head.special, head.held
+select s.*, head.newest, head.candidates, head.suspects, head.special, head.held, head.firsts
 from (
     select
         (select max(number) from {schema}.route) as newest,
         (select count(*) from picked) as candidates,
         exists (select from {schema}.ready x where (x.flags & 64) <> 0) as suspects,
         (select special.found from special) as special,
-        (select clash.found from clash) as held
+        (select clash.found from clash) as held,
+        case when $13::boolean then array(
+            select (
+                select q.rank from {schema}.ready q
+                where q.route = open.number and q.rank >= open.low and q.rank < open.high
+                order by q.rank, q.id
+                limit 1
+            )
+            from open order by open.place
+        ) end as firsts
 ) head
 -- include: snapshots_of_taken
 
@@ -288,6 +301,31 @@ from (
         (select count(*) from wanted) > (select count(*) from turned) as missed
 ) head
 -- include: snapshots_of_taken
+
+-- name: walked_ready
+-- How many entries of the index claims have read so far, and how many rows they found.
+select
+    pg_stat_get_tuples_returned(i.oid) as read, pg_stat_get_tuples_fetched(i.oid) as found
+from (select '{schema}.ready_rank'::regclass::oid as oid) i
+
+-- name: stray_ready
+-- Of each part of a route (ranks from $3 to below $4) the first rank there is a row at, among those
+-- in the table from place $1 on; how many blocks the table has, and about how many dead rows. By
+-- place, because the index would lead through the very rows that are skipped.
+with found as materialized (
+    select q.route, q.rank from {schema}.ready q where q.ctid >= $1::tid
+)
+select
+    pg_relation_size('{schema}.ready') / current_setting('block_size')::bigint as blocks,
+    pg_stat_get_dead_tuples('{schema}.ready'::regclass) as dead, s.number, s.rank
+from (select) one
+left join (
+    select d.number, d.low, min(found.rank) as rank
+    from found
+    join unnest($2::integer[], $3::bigint[], $4::bigint[]) as d (number, low, high)
+        on found.route = d.number and found.rank >= d.low and found.rank < d.high
+    group by d.number, d.low
+) s on true
 
 -- name: leases_by_claim
 -- What earlier calls with these ids took and still hold.

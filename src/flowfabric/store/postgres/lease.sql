@@ -5,7 +5,7 @@
 update {schema}.lease l
 set expires_at = greatest(l.expires_at, $5::bigint + g.ttl), renewed_at = $5
 from unnest($1::uuid[], $2::uuid[], $3::integer[], $4::bigint[]) as g (id, claim, epoch, ttl)
-where l.id = g.id and l.claim = g.claim and l.epoch = g.epoch and l.expires_at > $5
+where l.id = any(array[g.id]) and l.claim = g.claim and l.epoch = g.epoch and l.expires_at > $5
 returning l.id, l.expires_at
 
 -- part: ended_rows
@@ -21,7 +21,7 @@ ended as (
         id, version, epoch, claim, new_version, new_life, outcome, ended_at, result,
         event_at, kind, detail
     )
-    where l.id = g.id and l.version = g.version and l.epoch = g.epoch and l.claim = g.claim
+    where l.id = any(array[g.id]) and l.version = g.version and l.epoch = g.epoch and l.claim = g.claim
         and l.expires_at > $13
     returning
         l.id, g.new_version, l.epoch, l.rank, l.flags, l.attempt, l.start, l.life, g.new_life,
@@ -161,7 +161,7 @@ with held as (
         id, claim, epoch, percent, message, state_value, generation, name, occurrence, position, doc
     )
     join {schema}.lease l
-        on l.id = g.id and l.claim = g.claim and l.epoch = g.epoch and l.expires_at > $12
+        on l.id = any(array[g.id]) and l.claim = g.claim and l.epoch = g.epoch and l.expires_at > $12
     for key share of l
 ),
 recorded as (

@@ -9,6 +9,7 @@ from flowfabric.core.execution.model import Snapshot
 from flowfabric.store.clock import StoreClock
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.postgres.link import Link
+from flowfabric.store.postgres.marks import ReadyMarks
 from flowfabric.store.postgres.names import NameBook
 from flowfabric.store.postgres.wake import Notices
 from flowfabric.store.postgres.wires import Wires
@@ -31,6 +32,8 @@ class Learned:
         """Whether a suspect waited at the last claim."""
         self.special: set[tuple[str, ...]] = set()
         """Lanes of claims that met a lane which drains or has a concurrency."""
+        self.marks = ReadyMarks()
+        """Below which ranks claims have nothing to look at, where that is worth knowing."""
         self.settled = 0
         """The number up to which every event can be read."""
         self.turn = Turn()
