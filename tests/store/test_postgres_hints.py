@@ -91,6 +91,17 @@ async def test_who_waits_for_nothing_does_not_listen(database: str) -> None:
         assert before <= 1
 
 
+async def test_a_store_can_be_closed_at_any_moment_of_listening(database: str) -> None:
+    for turns in range(40):
+        async with opened(database) as bench:
+            task = await waiting(bench.store.hints)
+            bench.store.hints.send()
+            for _ in range(turns):
+                await asyncio.wait([task], timeout=0.0005)
+            async with asyncio.timeout(20):
+                await bench.store.close()
+
+
 # -- through a pooler
 
 

@@ -33,6 +33,8 @@ class Learned:
         """Lanes of claims that met a lane which drains or has a concurrency."""
         self.settled = 0
         """The number up to which every event can be read."""
+        self.correction: tuple[bytes | None, float] = (None, float("-inf"))
+        """The stored correction of the clock, and when (`OffsetClock.steady`) it was read."""
         self.turn = Turn()
         """The flow whose outbox is worked on next."""
 

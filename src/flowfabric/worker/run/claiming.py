@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import FlowFabricError, Invalid
 from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.execution.claims import MAX_CLAIM, Claim
+from flowfabric.engine.execution.claims import MAX_CLAIM, Claim, hinted_by
 from flowfabric.store.queries import Suspects
 from flowfabric.worker.run.options import WorkerSettings
 from flowfabric.worker.run.probation import ProbationWard
@@ -134,8 +134,8 @@ class Claimer:
         events = [self._stopping, self._freed] if self._slots.limited else [self._stopping]
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(e.wait()) for e in events]
         if seconds is None:
-            topics = self._engine.claims.hinted_by
-            hint = self._engine.store.hints.wait(REST, self._seen, topics)
+            store = self._engine.store
+            hint = store.hints.wait(REST, self._seen, hinted_by(store))
             waits.append(asyncio.ensure_future(hint))
         try:
             await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
