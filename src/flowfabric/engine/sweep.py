@@ -43,6 +43,10 @@ REST = 30.0
 """The inbox is read without a hint that rarely: the sweep wakes those who admit it."""
 INBOX_PAUSE = 0.02
 TRIM_EVERY = Millis(60_000)
+REST_TRIM_EVERY = Millis(120_000)
+"""The same where the last one found nothing."""
+TIDY_EVERY = Millis(300_000)
+"""Workers that fell silent and unused limits are forgotten so often, or after a trim."""
 
 log = logging.getLogger("flowfabric.sweep")
 
@@ -68,7 +72,8 @@ class Sweep(Service):
         self._code_gate = code_gate
         self._holder = holder
         self._background = Background("the sweep", log)
-        self._trimmed_at = Millis(0)
+        self._trimmed_at = self._tidied_at = Millis(0)
+        self._trim_every = TRIM_EVERY
         self._has_duty = False
         self._soonest: Millis | None = None
         self._early = asyncio.Event()
@@ -195,35 +200,50 @@ class Sweep(Service):
             await self._code_gate.release()
         if not self._has_duty:
             return MAX_PAUSE if seen.arrivals or seen.ready else REST_PAUSE
-        if not self._must_look(seen, now):
-            pause = self._until([seen.next_at, self._limits.opens_at], now)
-            return REST_PAUSE if pause == MAX_PAUSE and not seen.ready else pause
-        await self._round(all_lines=False)
-        if now - self._trimmed_at >= TRIM_EVERY:
-            if await self._trim_page() == PAGE:
-                return 0.0  # the rest page by page: what becomes due meanwhile does not wait
-            self._trimmed_at = now
-            await self._workers.sweep()
-            await self._limits.trim()
-        moments = [
-            await store.next_due(now),
-            await self._schedules.next_at(),
-            await self._limits.next_at(),
-        ]
-        return self._until(moments, now)
+        moments = [seen.next_at, self._limits.opens_at]
+        longest = MAX_PAUSE if seen.ready else REST_PAUSE
+        if self._must_look(seen, now):
+            await self._round(all_lines=False)
+            moments = [
+                await store.next_due(now),
+                await self._schedules.next_at(),
+                await self._limits.next_at(),
+            ]
+            longest = MAX_PAUSE
+        if self._must_trim(now) and await self._trim_all(now):
+            return 0.0  # the rest page by page: what becomes due meanwhile does not wait
+        return self._until(moments, now, longest)
 
     def _must_look(self, seen: Glance, now: Millis) -> bool:
-        """Whether there is anything to do for the holder of the duty."""
+        """Whether there is anything to do for the holder of the duty. While old executions are
+        deleted, it looks before every page."""
         opens_at = self._limits.opens_at
         opens = opens_at is not None and opens_at <= now
-        return seen.busy or opens or now - self._trimmed_at >= TRIM_EVERY
+        return seen.busy or opens or (self._must_trim(now) and self._trim_every == TRIM_EVERY)
 
-    def _until(self, moments: Iterable[Millis | None], now: Millis) -> float:
+    def _must_trim(self, now: Millis) -> bool:
+        return now - self._trimmed_at >= self._trim_every
+
+    async def _trim_all(self, now: Millis) -> bool:
+        """Deletes a page of what is old, and at the end what belongs to it; True if more is left.
+        Where there was nothing, the next look comes a little later, and looks at less."""
+        trimmed = await self._trim_page()
+        if trimmed == PAGE:
+            return True
+        self._trimmed_at = now
+        self._trim_every = TRIM_EVERY if trimmed else REST_TRIM_EVERY
+        if trimmed or now - self._tidied_at >= TIDY_EVERY:
+            self._tidied_at = now
+            await self._workers.sweep()
+            await self._limits.trim()
+        return False
+
+    def _until(self, moments: Iterable[Millis | None], now: Millis, longest: float) -> float:
         # What was due before this round and still is cannot be done here, now.
         next_due = min((at for at in moments if at is not None and at > now), default=None)
         if next_due is None:
-            return MAX_PAUSE
-        return min(MAX_PAUSE, max(0.001, (next_due - self._now()) / 1000))
+            return longest
+        return min(longest, max(0.001, (next_due - self._now()) / 1000))
 
     async def _pause(self, seconds: float) -> None:
         """Shorter when something that becomes due earlier is committed meanwhile."""

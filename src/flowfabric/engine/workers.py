@@ -56,6 +56,8 @@ class Workers(Service):
         super().__init__(context)
         self._code_gate = code_gate
         self._looked_at = Millis(0)
+        self._known: dict[tuple[str, str], Presence] = {}
+        """The entries of this process's workers, as it wrote them last."""
 
     async def register(self, presence: Presence) -> Registered | Refreshed:
         """Enters a worker and what it can run into the registry, in place of its earlier entry.
@@ -86,9 +88,18 @@ class Workers(Service):
         the instance is another worker's by now (with `worker`); it must register again."""
         _check_key(instance, namespace)
         check_whole(running, "running")
-        changed = await self._change(
-            (namespace, instance), lambda old, now: rules.beat(old, now, running, worker)
+        key = (namespace, instance)
+        changed = await change(
+            self._context.store,
+            PRESENCES,
+            key,
+            lambda old, now: rules.beat(old, now, running, worker),
+            self._known.pop(key, None),
         )
+        if changed.after is not None and changed.written:
+            if len(self._known) >= MAX_PAGE:
+                self._known.clear()
+            self._known[key] = changed.after
         return changed.outcome
 
     async def deregister(
@@ -97,6 +108,7 @@ class Workers(Service):
         """What a worker does when it stops cleanly. An entry that is marked dead, or that is
         another worker's by now (with `worker`), stays."""
         _check_key(instance, namespace)
+        self._known.pop((namespace, instance), None)
         changed = await self._change(
             (namespace, instance), lambda old, now: rules.leave(old, now, worker)
         )

@@ -7,7 +7,13 @@ from uuid import UUID
 
 import pytest
 
-from flowfabric.core.base.errors import InvalidCapabilities, InvalidId, InvalidPolicy, NotFound
+from flowfabric.core.base.errors import (
+    InvalidCapabilities,
+    InvalidId,
+    InvalidPolicy,
+    NotFound,
+    Unavailable,
+)
 from flowfabric.core.base.ids import PARTITIONS, ExecutionId, lane_partition
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.status import (
@@ -469,3 +475,27 @@ async def test_a_policy_that_cannot_be_read_creates_nothing(lab: Lab) -> None:
         assert caught.value.detail.startswith("malformed")
     assert await lab.engine.views.describe(solo()) is None
     assert await nothing_exists(lab)
+
+
+async def test_many_that_are_interrupted_are_there_in_part_and_can_be_repeated(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written chunk by chunk: what came before the interruption stands, and the keys tell."""
+    monkeypatch.setattr("flowfabric.engine.execution.executions._CHUNK", 2)
+    honest, calls = lab.engine.store.submit, list[int]()
+
+    async def broken(creations: Any, now: Millis) -> Any:
+        calls.append(len(creations))
+        if len(calls) == 2:
+            raise Unavailable("gone for a moment")
+        return await honest(creations, now)
+
+    monkeypatch.setattr(lab.engine.store, "submit", broken)
+    many = [Submission(kind="job", key=f"k{n}") for n in range(5)]
+    with pytest.raises(Unavailable):
+        await lab.engine.executions.submit_many(iter(many))
+    assert calls == [2, 2]
+    again = await lab.engine.executions.submit_many(many)
+    assert [isinstance(answer, Duplicate) for answer in again] == [True, True, False, False, False]
+    assert len({answer.id for answer in again}) == 5
+    assert calls == [2, 2, 2, 2, 1]

@@ -36,11 +36,11 @@ async def test_an_ending_wakes_who_waits_for_a_place_in_a_lane(
     await fill(lab, "a", 3)
     for waits in (lab, second_lab):
         (held,) = await lab.engine.claims.claim(W1, lanes=["a"])
-        waiting = asyncio.create_task(waits.engine.claims.claim(W2, lanes=["a"], max_wait=50))
+        waiting = asyncio.create_task(waits.engine.claims.claim(W2, lanes=["a"], max_wait=99))
         while not waits.engine.store.hints.waiting:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0)
         await lab.engine.attempts.complete(held, b"1")
-        (claim,) = await waiting
+        (claim,) = await asyncio.wait_for(waiting, 30)
         await lab.engine.attempts.complete(claim, b"1")
         await fill(lab, "a", 1)
 

@@ -35,13 +35,22 @@ async def find(store: Store, kind: RecordKind[K, V], key: K) -> V | None:
 
 
 async def change(
-    store: Store, kind: RecordKind[K, V], key: K, rule: RecordRule[V, T]
+    store: Store,
+    kind: RecordKind[K, V],
+    key: K,
+    rule: RecordRule[V, T],
+    known: V | None = None,
 ) -> RecordChange[V, T]:
-    """What the rule decided, once it is durable."""
+    """What the rule decided, once it is durable. The first round decides on the `known` record, if
+    there is one; only what is stored refuses, so a rule that changes nothing of it is asked once
+    more."""
 
-    async def round(_: int) -> RecordChange[V, T] | Literal[RaceLost.RACE_LOST]:
-        before = await find(store, kind, key)
+    async def round(number: int) -> RecordChange[V, T] | Literal[RaceLost.RACE_LOST]:
+        supposed = number == 0 and known is not None
+        before = known if supposed else await find(store, kind, key)
         after, outcome = rule(before, store.clock.now())
+        if after == before and supposed:
+            return RACE_LOST
         if after == before:
             return RecordChange(before, before, outcome)
         expected = 0 if before is None else before.version

@@ -215,16 +215,7 @@ class Claims(Service):
             # All callers look at the same moments, so that they share the statement.
             next_look = POLL_FLOOR - loop.time() % POLL_FLOOR
             wait = min(remaining, next_look)
-            await self._context.store.hints.wait(wait, seen, self.hinted_by)
-
-    @property
-    def hinted_by(self) -> Topic:
-        """What may make a claim find more than the last one did. An ending frees the place of a
-        suspect, or one in a lane with a concurrency; slots of a quota are hinted at as work."""
-        store = self._context.store
-        if store.suspects_seen or store.lanes_seen:
-            return Topic.WORK | Topic.ENDINGS
-        return Topic.WORK
+            await self._context.store.hints.wait(wait, seen, hinted_by(self._context.store))
 
     async def recover(self) -> None:
         """Returns what was taken by claims whose replies were lost, so that it can be claimed at
@@ -536,3 +527,11 @@ def _weights(lanes: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
 
 def _part(call: ClaimCall, id: UUID, lanes: tuple[str, ...], limit: int) -> ClaimCall:
     return replace(call, id=id, lanes=lanes, limit=limit)
+
+
+def hinted_by(store: Store) -> Topic:
+    """What may make a claim find more than the last one did. An ending frees the place of a
+    suspect, or one in a lane with a concurrency; slots of a quota are hinted at as work."""
+    if store.suspects_seen or store.lanes_seen:
+        return Topic.WORK | Topic.ENDINGS
+    return Topic.WORK

@@ -1,6 +1,7 @@
 """Submit executions and control them: cancel, priority, replay, block, tags."""
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 from uuid import UUID
@@ -50,7 +51,7 @@ from flowfabric.engine.flow.walks import edge_pages
 from flowfabric.store.queries import EdgeQuery
 from flowfabric.store.rows.record import FLOWS
 
-_CHUNK = 5_000
+_CHUNK = 2_000
 _OPERATOR = Owner(source=Source.OPERATOR)
 _AS_IT_IS = ForkChanges()
 TRIGGERS = frozenset({"signal", "operator", "auto_resume"})
@@ -84,12 +85,13 @@ class Executions(Service):
         same keys."""
         if not isinstance(submissions, Iterable):
             raise Invalid(f"submissions must be a list, not {type(submissions).__name__}")
-        creations = [self._create(submission) for submission in submissions]
+        creations = deque(self._create(submission) for submission in submissions)
         for creation in creations:
             await self._context.known_limits.check(creation.snapshot.execution.rules)
         answers: list[Submitted | Duplicate] = []
-        for start in range(0, len(creations), _CHUNK):
-            chunk = [self.put(item) for item in creations[start : start + _CHUNK]]
+        while creations:  # what is written need not be kept
+            count = min(_CHUNK, len(creations))
+            chunk = [self.put(creations.popleft()) for _ in range(count)]
             answers += await asyncio.gather(*chunk)
         return answers
 

@@ -88,7 +88,8 @@ async def _glance(
     row = await connection.fetchrow(session.queries["glance"], *values)
     if row is None:
         raise AssertionError("a glance always has an answer")
-    *seen, moment = row
+    *seen, correction, moment = row
+    session.learned.correction = (correction, sent)
     if isinstance(clock, OffsetClock):
         clock.sample(sent, clock.steady(), moment)
     return Glance(*seen)

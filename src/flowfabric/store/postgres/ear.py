@@ -119,7 +119,8 @@ class Ear:
             await self._attach(connection, False)
         await self._send(Topic(0))
         try:
-            await asyncio.wait_for(self._echo.wait(), ECHO_SECONDS)
+            async with asyncio.timeout(ECHO_SECONDS):
+                await self._echo.wait()
         except TimeoutError:
             place = (self._direct or self._dialer).address.shown
             raise Deaf(

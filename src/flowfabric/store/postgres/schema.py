@@ -13,6 +13,8 @@ from flowfabric.store.queries import Identity
 from flowfabric.store.sql import load_migrations
 
 MIGRATION_SECONDS = 3600.0
+SEEN_SECONDS = 2.0
+"""How old what a glance has seen of the clock's correction may be."""
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,55}")
 
 
@@ -55,6 +57,11 @@ async def keep_time(session: PostgresSession) -> None:
 
 
 async def _correction(session: PostgresSession) -> bytes | None:
+    """The one that the last glance has seen, if that was just now; once."""
+    seen, at = session.learned.correction
+    session.learned.correction = (None, float("-inf"))
+    if clocks.OffsetClock.steady() - at < SEEN_SECONDS:
+        return seen
     rows = await session.fetch(session.sweep, "clock_correction")
     return bytes(rows[0][0]) if rows else None
 

@@ -70,6 +70,7 @@ select
             select min(b.next_reset_at) from {schema}.budget b where b.next_reset_at > $3
         ) soon
     ) end,
+    (select value from {schema}.meta where key = 'clock'),
     cast(extract(epoch from clock_timestamp()) as double precision)
 from mine
 

@@ -36,6 +36,8 @@ class Learned:
         """Below which ranks claims have nothing to look at, where that is worth knowing."""
         self.settled = 0
         """The number up to which every event can be read."""
+        self.correction: tuple[bytes | None, float] = (None, float("-inf"))
+        """The stored correction of the clock, and when (`OffsetClock.steady`) it was read."""
         self.turn = Turn()
         """The flow whose outbox is worked on next."""
 

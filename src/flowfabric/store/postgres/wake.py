@@ -81,4 +81,5 @@ class Notices:
         elif not origin:
             self.hints.wake(Topic.INBOX)
         else:
-            self.hints.wake(Topic(int(number)) & EVERYTHING if number.isdigit() else EVERYTHING)
+            known = int(number) & EVERYTHING.value if number.isdecimal() else EVERYTHING.value
+            self.hints.wake(Topic(known))

@@ -267,8 +267,9 @@ class Task(Generic[P, R]):
         engine = await self._client.engine()
         await self.declare(engine)
         now = engine.now()
-        submissions = [self._one_of_many(options, call, now) for call in calls]
-        outcomes = await engine.executions.submit_many(submissions)
+        # The engine keeps only what it makes of them.
+        one_by_one = (self._one_of_many(options, call, now) for call in calls)
+        outcomes = await engine.executions.submit_many(one_by_one)
         return [self._run(outcome) for outcome in outcomes]
 
     def _run(self, outcome: Submitted | Duplicate) -> Run[R]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import FlowFabricError, Invalid
 from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.execution.claims import MAX_CLAIM, Claim
+from flowfabric.engine.execution.claims import MAX_CLAIM, Claim, hinted_by
 from flowfabric.store.queries import Suspects
 from flowfabric.worker.run.options import WorkerSettings
 from flowfabric.worker.run.probation import ProbationWard
@@ -60,7 +60,7 @@ class Claimer:
             if not self._can_claim:
                 await self._freed.wait()
                 continue
-            self._seen = self._engine.store.hints.count
+            self._seen, room = self._engine.store.hints.count, min(self._slots.left, MAX_CLAIM)
             try:
                 count = await claim()
             except Invalid:
@@ -72,7 +72,7 @@ class Claimer:
                 continue
             self._store_health.answered()
             backoff = FIRST_BACKOFF
-            if count < MAX_CLAIM and self._can_claim:
+            if count < room and self._can_claim:  # otherwise there may be more
                 await self._pause(None)
 
     @property
@@ -134,8 +134,8 @@ class Claimer:
         events = [self._stopping, self._freed] if self._slots.limited else [self._stopping]
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(e.wait()) for e in events]
         if seconds is None:
-            topics = self._engine.claims.hinted_by
-            hint = self._engine.store.hints.wait(REST, self._seen, topics)
+            store = self._engine.store
+            hint = store.hints.wait(REST, self._seen, hinted_by(store))
             waits.append(asyncio.ensure_future(hint))
         try:
             await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

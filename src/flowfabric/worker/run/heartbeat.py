@@ -84,11 +84,13 @@ class Heartbeat:
         self._store: Store | None = None
         self._held: dict[Key, WorkerLease] = {}
         self._lock = threading.Lock()
+        self._resting = False
         self._worker_loop = asyncio.get_running_loop()
         self._worker_thread = threading.get_ident()
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
+        self._needed = asyncio.Event()
         self._ponged_at = time.monotonic()
         self._warned = False
         self._thread = threading.Thread(target=self._main, name="flowfabric-heartbeat", daemon=True)
@@ -107,6 +109,10 @@ class Heartbeat:
     def hold(self, lease: WorkerLease) -> None:
         with self._lock:
             self._held[lease.key] = lease
+            rested, self._resting = self._resting, False
+        if rested:
+            with suppress(RuntimeError):  # its loop is closed
+                self._loop.call_soon_threadsafe(self._needed.set)
 
     def rest(self, key: Key) -> None:
         """Stops renewing this lease and looking at it. A transaction of the application has ended
@@ -140,10 +146,13 @@ class Heartbeat:
                 await self._store.close()
 
     async def _keep(self) -> None:
-        """Renews every third of a lease and looks in between, also after errors."""
+        """Renews every third of a lease and looks in between, also after errors. Without leases
+        nothing is kept, and there is no connection before the first one."""
         interval = self._ttl / 3
         next_beat = time.monotonic() + interval
         while True:
+            if await self._rest():
+                next_beat = time.monotonic() + interval
             await asyncio.sleep(max(0.001, min(LOOK_EVERY, next_beat - time.monotonic())))
             try:
                 if time.monotonic() >= next_beat:
@@ -156,6 +165,16 @@ class Heartbeat:
             except Exception:
                 log.exception("the heartbeat failed; retrying")
                 next_beat = time.monotonic() + min(1.0, interval / 2)
+
+    async def _rest(self) -> bool:
+        """Waits while no lease is held; True if it had to."""
+        with self._lock:
+            if self._held:
+                return False
+            self._resting = True
+            self._needed.clear()
+        await self._needed.wait()
+        return True
 
     async def _reached(self) -> Store:
         self._store = store = self._store or await self._open()
@@ -238,6 +257,8 @@ class Heartbeat:
         """Runs beside the renewals, which may hang as long as the store does."""
         pause = min(0.25, self._ttl / 12)
         while True:
+            if await self._rest():
+                self._ponged_at = time.monotonic()
             self._give_up_stale()
             self._watch_loop()
             await asyncio.sleep(pause)
