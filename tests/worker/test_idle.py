@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from flowfabric import WorkerOptions
 from flowfabric.core.execution.registry import Presence, Refreshed
 from flowfabric.fabric import Fabric
 from flowfabric.worker.run.heartbeat import Heartbeat
@@ -33,21 +34,23 @@ async def test_an_idle_worker_sends_one_statement_a_second_at_most(
         assert proxy.statements - before <= 9
 
 
-@pytest.mark.parametrize("slots", [1, 3])
-async def test_a_worker_with_few_slots_drains_a_backlog_without_any_hint(
-    fabric: Fabric, monkeypatch: pytest.MonkeyPatch, slots: int
+async def test_a_claim_that_filled_all_slots_is_followed_by_another(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A claim that has filled all slots says nothing about what else waits."""
-    monkeypatch.setattr("flowfabric.engine.sweep.MAX_PAUSE", 60)
+    """It says nothing about what else waits, and slots may be free again when it returns. No hint
+    comes: the backlog is old."""
     monkeypatch.setattr("flowfabric.worker.run.claiming.REST", 60)
+    worker = await fabric.worker(WorkerOptions(concurrency=2))
+    counts = iter([2, 2, 1])
 
-    @fabric.task()
-    async def job() -> None: ...
+    async def claim() -> int:
+        if (count := next(counts)) == 1:
+            worker.stop()
+        return count
 
-    runs = [await job.submit() for _ in range(10)]
-    async with working(fabric, concurrency=slots):
-        for run in runs:
-            await run.result(20)
+    async with asyncio.timeout(20):
+        await worker._claimer.run(claim)
+    assert list(counts) == []
 
 
 async def test_a_worker_without_leases_has_no_connection_for_its_heartbeat(
