@@ -94,13 +94,13 @@ def _owed_to_own(before: Snapshot, after: Snapshot) -> OutboxEntry | None:
     if flow is None or not int(after.head.flags) & _FLOW:
         return None
     id, number = after.execution.uuid, after.head.version
-    match before.state, after.state:
-        case (_, Ended(outcome=outcome)):
-            return OutboxEntry(flow, id, number, OutboxKind.ENDED, outcome, is_spared(after))
-        case (Ended(outcome=outcome), _):
-            return OutboxEntry(flow, id, number, OutboxKind.REPLAYED, outcome, is_spared(before))
-        case _:
-            return None
+    if isinstance(after.state, Ended):
+        outcome = after.state.outcome
+        return OutboxEntry(flow, id, number, OutboxKind.ENDED, outcome, is_spared(after))
+    if isinstance(before.state, Ended):
+        outcome = before.state.outcome
+        return OutboxEntry(flow, id, number, OutboxKind.REPLAYED, outcome, is_spared(before))
+    return None
 
 
 def _orphaned(after: Snapshot) -> tuple[OutboxEntry, ...]:
