@@ -47,6 +47,7 @@ ONLY: dict[str, set[str]] = {
         "new_version",
         "progress_writes",
         "open_writers",
+        "owing_flows",
         "parked_rows",
         "posted",
         "held_directly",

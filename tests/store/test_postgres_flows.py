@@ -341,6 +341,11 @@ async def test_chores_are_found_by_key(filled: postgres_bench.Bench) -> None:
     steps = await plan(filled, PINNED, "outbox", UUIDS, 100)
     assert "using chore_pkey on chore" in steps
     assert "Sort" not in steps
+    steps = await plan(filled, PINNED, "owing_flows", UUIDS, 100, A)
+    assert "using chore_pkey on chore" in steps
+    assert "using edge_unsettled on edge" in steps
+    assert "using flow_pkey on flow" in steps
+    assert "Sort" not in steps
     steps = await plan(filled, PINNED, "owed_flows", A, 100)
     assert "using chore_pkey on chore" in steps
     assert "Index Cond: (flow > o.flow)" in steps

@@ -57,6 +57,7 @@ from flowfabric.store.queries import (
     InboxEntry,
     LaneCounts,
     LedgerNeeds,
+    Owing,
     Page,
     Place,
     Query,
@@ -321,6 +322,10 @@ class FlowStore(Protocol):
 
     async def outbox(self, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
         """What is owed to flows, of each at most `limit`."""
+
+    async def owing(self, flows: Sequence[UUID], limit: int) -> Owing:
+        """The same with the flows, and which of the members that have ended still have open
+        edges. Corruption names a flow that cannot be read."""
 
     async def owed_flows(self, limit: int) -> list[UUID]:
         """Flows that something is owed to, and runs that are owed the end of another one."""

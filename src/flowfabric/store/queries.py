@@ -1,6 +1,6 @@
 """What is asked of a store, and what it answers (`store.contract`)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from enum import StrEnum
 from typing import NamedTuple
 from uuid import UUID
@@ -15,7 +15,8 @@ from flowfabric.core.execution.routing import Capabilities
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Step
 from flowfabric.core.flow.join import EdgeState
-from flowfabric.core.flow.model import FlowState
+from flowfabric.core.flow.model import Flow, FlowState
+from flowfabric.core.flow.outbox import OutboxEntry
 from flowfabric.core.limit.quota import Uses
 
 
@@ -258,6 +259,15 @@ class Unsettled(Struct, frozen=True):
 
     state: EdgeState
     downstream: Snapshot | None
+
+
+class Owing(Struct, frozen=True):
+    """Flows that something is owed to and their outbox entries, as one moment saw them. Edges of
+    the members in `open` are not settled."""
+
+    flows: Mapping[UUID, Flow]
+    entries: Sequence[OutboxEntry]
+    open: Set[UUID]
 
 
 class FlowQuery(Struct, frozen=True, kw_only=True):

@@ -11,6 +11,8 @@ from msgspec import Struct
 from flowfabric.core.execution.model import EMPTY_LIFE, Ended, Flags, Snapshot, Source
 from flowfabric.core.execution.outcome import Outcome
 
+_FLOW = int(Flags.FLOW)  # flags are slow, and every ending is tested
+
 SIBLING = "sibling_"
 """Prefix of the cancel reason when a join cancels its siblings."""
 
@@ -89,16 +91,16 @@ def turned(before: Snapshot | None, after: Snapshot | None) -> bool:
 def _owed_to_own(before: Snapshot, after: Snapshot) -> OutboxEntry | None:
     """What a member owes to its flow: an ending is settled, a replay takes it back."""
     flow = after.execution.flow
-    if flow is None or not after.head.flags & Flags.FLOW:
+    if flow is None or not int(after.head.flags) & _FLOW:
         return None
     id, number = after.execution.uuid, after.head.version
-    match before.state, after.state:
-        case (_, Ended(outcome=outcome)):
-            return OutboxEntry(flow, id, number, OutboxKind.ENDED, outcome, is_spared(after))
-        case (Ended(outcome=outcome), _):
-            return OutboxEntry(flow, id, number, OutboxKind.REPLAYED, outcome, is_spared(before))
-        case _:
-            return None
+    if isinstance(after.state, Ended):
+        outcome = after.state.outcome
+        return OutboxEntry(flow, id, number, OutboxKind.ENDED, outcome, is_spared(after))
+    if isinstance(before.state, Ended):
+        outcome = before.state.outcome
+        return OutboxEntry(flow, id, number, OutboxKind.REPLAYED, outcome, is_spared(before))
+    return None
 
 
 def _orphaned(after: Snapshot) -> tuple[OutboxEntry, ...]:

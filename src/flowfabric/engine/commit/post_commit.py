@@ -87,7 +87,7 @@ class PostCommit:
         limited = (each.execution for each in found if _waits_for_limits(each))
         self.publish(
             Commit(
-                ready=bool(found),
+                ready=any(isinstance(each.state, Ready) for each in found),
                 limited=tuple(limited),
                 due_at=_earliest(due),
             )

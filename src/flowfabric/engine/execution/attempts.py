@@ -303,7 +303,8 @@ async def _flush_ends(
     """Ends what its fence allows, and lets downstreams of members go on with it."""
     now = context.store.clock.now()
     following = await downstreams.after(changes, now)
-    written = await context.store.end(changes, now, following.changes)
+    more = (following.changes,) if following.changes else ()
+    written = await context.store.end(changes, now, *more)
     released = [each.change for each in following.changes if _uuid(each.change) in written]
     context.post_commit.applied(
         [*(change for change in changes if _uuid(change) in written), *released],

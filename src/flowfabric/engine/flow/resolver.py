@@ -10,7 +10,7 @@ left alone. Two processes may resolve the same flow.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import Literal
 from uuid import UUID
@@ -86,22 +86,22 @@ class FlowResolver(Service):
         """Counts the endings of flows that owe nothing else, once their edges are settled. Unless
         `everything` is asked for the sweep may do it later: then only what ends a flow is counted,
         or revives one, or many endings."""
-        # Before the outbox: counting entries meanwhile moves the version that is compared.
-        found = await self._context.store.records.get(FLOWS, flows)
+        seen = await self._context.store.owing(flows, PAGE)
         owed: dict[UUID, list[OutboxEntry]] = {}
-        for entry in await self._context.store.outbox(flows, PAGE):
+        for entry in seen.entries:
             owed.setdefault(entry.flow, []).append(entry)
         slow = tuple(flow for flow, entries in owed.items() if not _owes_endings(entries))
         now = self._now()
         counts = [
-            count_outbox(found[flow], now, tuple(entries))
+            count_outbox(seen.flows[flow], now, tuple(entries))
             for flow, entries in owed.items()
-            if flow in found and flow not in slow
+            if flow in seen.flows and flow not in slow
         ]
         due = [change for change in counts if everything or _cannot_wait(change)]
         if not due:
             return Pass(0, slow)
-        settled = await self._settle_edges({each.after.id: endings_of(each.done) for each in due})
+        open = {each.after.id: _among(seen.open, endings_of(each.done)) for each in due}
+        settled = await self._settle_edges(open)
         written = await self._context.store.count_flows(due)
         again = {each.after.id for each in due if each.after.id not in written or each.owed}
         self._publish(change.after for change in due if change.after.id not in again)
@@ -301,6 +301,11 @@ class FlowResolver(Service):
 def _owes_endings(entries: Sequence[OutboxEntry]) -> bool:
     """Whether a flow owes endings, not too many, and nothing else."""
     return len(entries) < PAGE and all(entry.kind is OutboxKind.ENDED for entry in entries)
+
+
+def _among(members: Set[UUID], endings: Mapping[UUID, MemberEnding]) -> Mapping[UUID, MemberEnding]:
+    """The endings of these members."""
+    return {id: ending for id, ending in endings.items() if id in members}
 
 
 def _cannot_wait(change: FlowChange) -> bool:

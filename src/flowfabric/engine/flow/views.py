@@ -7,7 +7,7 @@ from uuid import UUID
 from msgspec import Struct
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import Invalid, NotFound
+from flowfabric.core.base.errors import FlowFabricError, Invalid, NotFound
 from flowfabric.core.base.ids import ExecutionId, parse_uuid
 from flowfabric.core.base.numbers import (
     Seconds,
@@ -31,6 +31,7 @@ from flowfabric.core.flow.cancel import is_orphan
 from flowfabric.core.flow.join import AllOf, Edge, EdgeState, Join, JoinState
 from flowfabric.core.flow.model import Flow, FlowState, count_outbox, known
 from flowfabric.core.flow.outbox import is_spared
+from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.records import find
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.flow.resolver import FlowResolver
@@ -73,6 +74,9 @@ class FlowViews(Service):
     def __init__(self, context: EngineContext, resolver: FlowResolver) -> None:
         super().__init__(context)
         self._resolver = resolver
+        self._ended: Batcher[tuple[UUID, ...], dict[UUID, Snapshot]] = Batcher(
+            "results", self._flush_ended
+        )
 
     async def get(self, id: UUID | str) -> Flow | None:
         """The flow with every ending counted, also those that are still in its outbox."""
@@ -243,7 +247,7 @@ class FlowViews(Service):
         """The results of executions that succeeded; None for those that did not."""
         keys = [parse_uuid(uuid, "execution") for uuid in check_names(uuids, "executions")]
         found: dict[UUID, bytes | None] = {}
-        for uuid, snapshot in (await load_all(self._context.store, keys)).items():
+        for uuid, snapshot in (await self._ended.put(tuple(keys))).items():
             match snapshot.state:
                 case Ended(outcome=Outcome.SUCCESS, result=result):
                     found[uuid] = result
@@ -259,6 +263,18 @@ class FlowViews(Service):
             for uuid, each in found.items()
             if isinstance(each.state, Ended) and each.state.outcome is Outcome.SKIPPED
         }
+
+    async def _flush_ended(
+        self, asked: list[tuple[UUID, ...]]
+    ) -> list[dict[UUID, Snapshot] | Exception]:
+        """Members for many callers by one load; one that cannot be read fails its caller alone."""
+        try:
+            loaded = await load_all(self._context.store, list({id for ids in asked for id in ids}))
+        except FlowFabricError as error:
+            if len(asked) == 1:
+                return [error]
+            return [each for one in asked for each in await self._flush_ended([one])]
+        return [{id: loaded[id] for id in ids if id in loaded} for ids in asked]
 
     async def _all_edges(self, query: EdgeQuery) -> list[EdgeState]:
         pages = edge_pages(self._context.store, query)

@@ -16,14 +16,15 @@ from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.lists import FIRST_ID
 from flowfabric.store.postgres.moves import RowMove
 from flowfabric.store.postgres.session import PostgresSession, columns, same
-from flowfabric.store.queries import EdgeQuery, FlowQuery, Unsettled
+from flowfabric.store.queries import EdgeQuery, FlowQuery, Owing, Unsettled
 from flowfabric.store.readable import tell
 from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.execution import SNAPSHOT, read_snapshot
-from flowfabric.store.rows.flow import EDGE, EdgeSearch, read_outbox
+from flowfabric.store.rows.flow import EDGE, OUTBOX, EdgeSearch, read_outbox
 from flowfabric.store.rows.record import FLOWS
 
 _WIDTH = len(SNAPSHOT)
+_OPEN, _DOC = len(OUTBOX), len(OUTBOX) + 1
 
 
 async def flow_page(session: PostgresSession, query: FlowQuery) -> list[Flow]:
@@ -84,6 +85,16 @@ async def unsettled(
 async def outbox(session: PostgresSession, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
     rows = await session.fetch(session.load, "outbox", list(flows), limit)
     return read_outbox(rows, same)
+
+
+async def owing(session: PostgresSession, flows: Sequence[UUID], limit: int) -> Owing:
+    rows = await session.fetch(session.load, "owing_flows", list(flows), limit, FIRST_ID)
+    entries = [row for row in rows if row[_DOC] is None]
+    return Owing(
+        FLOWS.by_key((row[0], row[2], row[_DOC]) for row in rows if row[_DOC] is not None),
+        read_outbox((row[:_OPEN] for row in entries), same),
+        {row[1] for row in entries if row[_OPEN]},
+    )
 
 
 async def _unsettled(

@@ -151,6 +151,28 @@ cross join lateral (
     select * from {schema}.chore t where t.flow = f.id order by t.id, t.number, t.kind limit $2
 ) c
 
+-- name: owing_flows
+-- Flows, then their outbox entries with whether the member (of an entry of kind 1) has open edges.
+-- Equality as in edges_out.
+select f.id, null::uuid, f.version, null::smallint, null::smallint, null::boolean, false, f.doc
+from unnest($1::uuid[]) as a (id)
+cross join lateral (
+    select * from {schema}.flow t where t.id >= a.id and t.id <= a.id order by t.id limit 1
+) f
+union all
+select
+    c.flow, c.id, c.number, c.kind, c.outcome, c.spared,
+    c.kind = 1 and exists (
+        select from {schema}.edge e
+        where e.flow = c.flow and (e.upstream, e.id) > (c.id, $3) and e.upstream <= c.id
+            and e.outcome is null
+    ),
+    null
+from unnest($1::uuid[]) as a (id)
+cross join lateral (
+    select * from {schema}.chore t where t.flow = a.id order by t.id, t.number, t.kind limit $2
+) c
+
 -- name: counted_flows
 -- Flows whose version is current, and their outbox entries: those that are done are deleted, new ones
 -- inserted. A statement that had to wait for a flow finds another version. While the version is

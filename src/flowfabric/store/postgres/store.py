@@ -107,6 +107,7 @@ class PostgresStore:
     apply_flow = _method(flow_reads.apply_flow)
     edges = _method(flow_reads.edges)
     outbox = _method(flow_reads.outbox)
+    owing = _method(flow_reads.owing)
     unsettled = _method(flow_reads.unsettled)
     count_flows = _method(flow_reads.count_flows)
     owed_flows = _method(flow_reads.owed_flows)

@@ -7,7 +7,7 @@ and of the `snapshot` view, so that both dialects need no mapping of their own.
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -374,8 +374,9 @@ _LIMITS = int(Flags.LIMITS)
 _START_OF = {int(start): start for start in Start}
 
 
+@cache
 def _flags(number: int) -> Flags:
-    return Flags(number) if number else Flags.NONE
+    return Flags(number)
 
 
 def _head(snapshot: Snapshot, attempt: int | None, start: Start, key: Key) -> Row:

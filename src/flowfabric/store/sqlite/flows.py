@@ -8,12 +8,12 @@ from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange
-from flowfabric.core.flow.outbox import OutboxEntry
-from flowfabric.store.queries import EdgeQuery, FlowQuery, Unsettled
+from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
+from flowfabric.store.queries import EdgeQuery, FlowQuery, Owing, Unsettled
 from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.flow import EdgeSearch, read_outbox
 from flowfabric.store.rows.record import FLOWS
-from flowfabric.store.sqlite import apply
+from flowfabric.store.sqlite import apply, records
 from flowfabric.store.sqlite.apply import Decided
 from flowfabric.store.sqlite.reads import readable_snapshots
 from flowfabric.store.sqlite.session import SqliteSession, plain, read_uuid
@@ -107,10 +107,24 @@ def outbox(session: SqliteSession, flows: Sequence[UUID], limit: int) -> list[Ou
     return found
 
 
+def owing(session: SqliteSession, flows: Sequence[UUID], limit: int) -> Owing:
+    # Before the outbox: counting entries meanwhile moves the version that is compared.
+    found = records.get(session, FLOWS, flows)
+    entries = outbox(session, flows, limit)
+    ended = {each.id: each.flow for each in entries if each.kind is OutboxKind.ENDED}
+    open = {id for id, flow in ended.items() if _has_open_edge(session, flow, id)}
+    return Owing(found, entries, open)
+
+
 def owed_flows(session: SqliteSession, after: UUID | None, limit: int) -> list[UUID]:
     """Those after a flow, by id."""
     values = {"after": b"" if after is None else after.bytes, "limit": limit}
     return [read_uuid(id) for (id,) in session.rows("owed_flows", values)]
+
+
+def _has_open_edge(session: SqliteSession, flow: UUID, upstream: UUID) -> bool:
+    query = EdgeQuery(flow=flow, upstreams=(upstream,), unsettled=True, limit=1)
+    return bool(edges(session, query))
 
 
 def _readable(session: SqliteSession, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:

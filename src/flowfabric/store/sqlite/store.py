@@ -150,6 +150,7 @@ class SqliteStore:
     apply_flow = _writing(flow_reads.apply_flow)
     edges = _reading(flow_reads.edges)
     outbox = _reading(flow_reads.outbox)
+    owing = _reading(flow_reads.owing)
     unsettled = _reading(flow_reads.unsettled)
     count_flows = _writing(flow_reads.count_flows)
     _owed_flows_after = _reading(flow_reads.owed_flows)
