@@ -19,7 +19,8 @@ class Waiting(Struct):
 
     suspended: "asyncio.Future[None]"
     resumed: "asyncio.Future[None]"
-    callback: Any = None
+    address: str = ""
+    token: Any = None
     asked_at: float = 0.0
     running_at: float = 0.0
 
@@ -35,9 +36,11 @@ class Stage:
         @self.fabric.task()
         async def waits(ctx: Context, n: int) -> None:
             here = self.waiting[n]
-            here.callback = await ctx.callback("go")
+            callback = await ctx.callback("go")
+            # Not the callback itself, which would keep the whole call of the handler in memory.
+            here.address, here.token = callback.id, callback.token
             self._by_run[UUID(ctx.info.id)] = here
-            await here.callback.result()
+            await callback.result()
             here.running_at = time.perf_counter()
             here.resumed.set_result(None)
 
@@ -58,7 +61,7 @@ class Stage:
         engine.suspensions.suspend = noting  # type: ignore[method-assign]
 
     async def answer(self, here: Waiting) -> None:
-        await self.fabric.signal(here.callback.id, payload="go", token=here.callback.token)
+        await self.fabric.signal(here.address, payload="go", token=here.token)
 
 
 def _waiting() -> Waiting:

@@ -5,9 +5,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-from flowfabric import WorkerOptions
 from flowfabric.core.execution.registry import Presence, Refreshed
 from flowfabric.fabric import Fabric
 from flowfabric.worker.run.heartbeat import Heartbeat
@@ -32,25 +29,6 @@ async def test_an_idle_worker_sends_one_statement_a_second_at_most(
             assert await engine.sweep._turn() == 1.25
         assert isinstance(await engine.workers.heartbeat("w-1"), Refreshed)
         assert proxy.statements - before <= 9
-
-
-async def test_a_claim_that_filled_all_slots_is_followed_by_another(
-    fabric: Fabric, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It says nothing about what else waits, and slots may be free again when it returns. No hint
-    comes: the backlog is old."""
-    monkeypatch.setattr("flowfabric.worker.run.claiming.REST", 60)
-    worker = await fabric.worker(WorkerOptions(concurrency=2))
-    counts = iter([2, 2, 1])
-
-    async def claim() -> int:
-        if (count := next(counts)) == 1:
-            worker.stop()
-        return count
-
-    async with asyncio.timeout(20):
-        await worker._claimer.run(claim)
-    assert list(counts) == []
 
 
 async def test_a_worker_without_leases_has_no_connection_for_its_heartbeat(

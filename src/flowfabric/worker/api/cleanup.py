@@ -19,9 +19,11 @@ R = TypeVar("R")
 class CleanupApi:
     """What a handler asks for so that nothing is left behind when its run is cancelled or fails."""
 
-    def __init__(self, scope: CallScope, context: "Context") -> None:
+    def __init__(self, scope: CallScope, context: "Callable[[CallScope], Context]") -> None:
+        """`context` makes a context of the same call. Holding the one that holds this would keep
+        both in memory until the garbage collector comes."""
         self._scope = scope
-        self._steps = context
+        self._context = context
 
     def compensate(
         self, undo: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs
@@ -30,7 +32,7 @@ class CleanupApi:
         the run fails for good, expires or is cancelled, everything registered is called in reverse
         order, each as a durable step. Register it before the work it undoes, and make it harmless
         where nothing was done."""
-        return register(self._scope, Work.of(undo, args, kwargs, self._steps._step_hooks))
+        return register(self._scope, Work.of(undo, args, kwargs, self._steps()._step_hooks))
 
     @overload
     def shield(self) -> Shield: ...
@@ -52,5 +54,8 @@ class CleanupApi:
         if work is None:
             return shield
         if not inspect.isawaitable(work):
-            work = self._steps.step(work, *args, **kwargs)
+            work = self._steps().step(work, *args, **kwargs)
         return shield.around(work)
+
+    def _steps(self) -> "Context":
+        return self._context(self._scope)

@@ -75,7 +75,7 @@ class Context:
     def __init__(self, scope: CallScope) -> None:
         self._scope = scope
         self.gather = Concurrency(scope).gather
-        cleanup = CleanupApi(scope, self)
+        cleanup = CleanupApi(scope, type(self))
         self.compensate = cleanup.compensate
         self.shield = cleanup.shield
         waits = WaitsApi(scope)

@@ -49,6 +49,13 @@ class CancelNotice(Struct, frozen=True):
         )
 
 
+def _always() -> bool:
+    return True
+
+
+def _nothing() -> None: ...
+
+
 class CancelPoint:
     """Where `Cancelled` is raised in one call of a handler. `stopped` says that the handler was
     stopped or is parked: then it unwinds without it."""
@@ -65,6 +72,11 @@ class CancelPoint:
         self._protected = False
         self._left: set[Call] = set()
         self._blocked: set[Future[Any]] = set()
+
+    def close(self) -> None:
+        """The call of the handler is over, so it is stopped for ever. What it was told by is let
+        go: that refers to this."""
+        self._stopped, self._on_raised = _always, _nothing
 
     # -- in the event loop
 

@@ -50,6 +50,7 @@ class Claimer:
         self._freed = freed
         self._stopping = stopping
         self._seen = 0
+        self._more = False
         self._store_health = StoreHealth()
 
     async def run(self, claim: Callable[[], Awaitable[int]]) -> None:
@@ -60,9 +61,9 @@ class Claimer:
             if not self._can_claim:
                 await self._freed.wait()
                 continue
-            self._seen, room = self._engine.store.hints.count, min(self._slots.left, MAX_CLAIM)
+            self._seen, self._more = self._engine.store.hints.count, False
             try:
-                count = await claim()
+                await claim()
             except Invalid:
                 raise  # it will not become valid by waiting
             except Exception as error:
@@ -72,7 +73,7 @@ class Claimer:
                 continue
             self._store_health.answered()
             backoff = FIRST_BACKOFF
-            if count < room and self._can_claim:  # otherwise there may be more
+            if not self._more and self._can_claim:
                 await self._pause(None)
 
     @property
@@ -123,6 +124,9 @@ class Claimer:
             namespace=options.namespace,
             suspects=suspects,
         )
+        # A claim that took all it asked for says nothing of what is left, and runs may have ended
+        # meanwhile: no hint tells of either.
+        self._more = self._more or len(claims) == limit
         for claim in claims:
             launch(claim)
         return len(claims)

@@ -261,7 +261,7 @@ class Worker:
         if self._heartbeat is not None:
             self._heartbeat.drop(active.key)
         self.completed += 1
-        active.scope = active.job = None  # they refer to each other: let them go
+        active.scope = active.job = active.raised = None  # they refer to each other: let them go
         if not job.cancelled() and (error := job.exception()) is not None:
             log.error(
                 "how %s ended could not be reported; its lease expires and it is taken over",
@@ -295,6 +295,8 @@ class Worker:
         active = self.active.get(key)
         if active is None or (active.reporting and loss is not Loss.UNRENEWED):
             return
+        if active.job is not None and active.job.done():
+            return  # reported a moment ago
         if loss is Loss.ENDED:
             if active.completed:
                 return  # by its handler, in the application's transaction

@@ -172,6 +172,7 @@ class CallScope:
         """The handler has ended; tasks and threads it left running can no longer act."""
         self.halt.stop(OVER)
         self._caller = None  # a task that refers to itself would wait for the garbage collector
+        self.cancel.close()
         if self._made is not None:
             self._made.branches.close()
 

@@ -1,0 +1,26 @@
+"""When a worker claims again by itself, without a hint that there is work."""
+
+import asyncio
+
+import pytest
+
+from flowfabric import Fabric
+from tests.worker.bench import working
+
+
+async def test_a_backlog_is_worked_off_without_a_hint(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs end while a claim is under way, which takes as many as it asked for: the slots that are
+    free then are filled at once, not at the next poll."""
+    monkeypatch.setattr("flowfabric.worker.run.claiming.REST", 3600.0)
+
+    @fabric.task()
+    async def job(n: int) -> int:
+        for _ in range(n % 7):
+            await asyncio.sleep(0)
+        return n
+
+    runs = await job.submit_many([(n,) for n in range(300)])
+    async with asyncio.timeout(20), working(fabric, concurrency=8):
+        assert [await run.result() for run in runs] == list(range(300))
