@@ -31,7 +31,7 @@ from flowfabric.store.rows.record import QUOTAS
 MAX_MOVES = 500
 LEAST = 32
 FIRST_LINES = 64
-MIXED_LINES = 500
+KEYED_LINES = 500
 AT_ONCE = 4
 KNOWN = 100_000
 REFRESH = 1.0
@@ -240,8 +240,7 @@ class Releases(Service):
     async def _release(self, quota: str, queues: set[int] | None, closed: Unclaimable) -> bool:
         """Releases until no more can be admitted."""
         among = None if queues is None else tuple(sorted(queues))
-        lines = MIXED_LINES if self._shapes.get(quota) is ReleaseShape.MIXED else FIRST_LINES
-        lines = lines if among is None else len(among)
+        lines = len(among) if among is not None else self._lines(quota)
         depth = _depth(lines, self._paces.get(quota, MAX_MOVES))
         view = QuotaView({}, ())
         decided = Release()
@@ -263,7 +262,7 @@ class Releases(Service):
             while (moved := await retry(round, f"quota {quota}")) is not None:
                 self._moved(quota, moved)
                 all_moved = moved == len(decided.moves) < MAX_MOVES
-                if all_moved and not _more(view, lines, depth, decided):
+                if all_moved and not _more(view, None if among else lines, depth, decided):
                     return True
                 depth = _depth(len(view.lines), MAX_MOVES)
         except RetryExhausted:
@@ -271,6 +270,11 @@ class Releases(Service):
             await self._context.store.put_queues([(line.id, line.uses) for line in view.lines])
             return True
         return len(view.lines) < lines
+
+    def _lines(self, quota: str) -> int:
+        """How many lines are read at once: where keys have limits of their own, many can move."""
+        whole = self._shapes.get(quota, ReleaseShape.WHOLE) is ReleaseShape.WHOLE
+        return FIRST_LINES if whole else KEYED_LINES
 
     def _moved(self, quota: str, count: int) -> None:
         self._moved_at[quota] = next(self._moves)
@@ -316,7 +320,8 @@ def _depth(lines: int, pace: int) -> int:
     return max(2, 2 * max(pace, LEAST) // max(1, lines))
 
 
-def _more(view: QuotaView, lines: int, depth: int, decided: Release) -> bool:
-    """Whether a run that was not looked at may be admitted."""
-    deep = decided.emptied and any(len(line.waiting) >= depth for line in view.lines)
-    return deep or len(view.lines) >= lines
+def _more(view: QuotaView, lines: int | None, depth: int, decided: Release) -> bool:
+    """Whether a run that was not looked at may be admitted: one behind those that were read, or one
+    of another line, unless the lines were chosen."""
+    other_lines = lines is not None and len(view.lines) >= lines
+    return other_lines or decided.emptied >= depth
