@@ -240,7 +240,7 @@ class Releases(Service):
     async def _release(self, quota: str, queues: set[int] | None, closed: Unclaimable) -> bool:
         """Releases until no more can be admitted."""
         among = None if queues is None else tuple(sorted(queues))
-        lines = len(among) if among is not None else self._lines(quota)
+        lines = len(among) if among is not None else _lines_at_once(self._shapes.get(quota))
         depth = _depth(lines, self._paces.get(quota, MAX_MOVES))
         view = QuotaView({}, ())
         decided = Release()
@@ -270,11 +270,6 @@ class Releases(Service):
             await self._context.store.put_queues([(line.id, line.uses) for line in view.lines])
             return True
         return len(view.lines) < lines
-
-    def _lines(self, quota: str) -> int:
-        """How many lines are read at once: where keys have limits of their own, many can move."""
-        whole = self._shapes.get(quota, ReleaseShape.WHOLE) is ReleaseShape.WHOLE
-        return FIRST_LINES if whole else KEYED_LINES
 
     def _moved(self, quota: str, count: int) -> None:
         self._moved_at[quota] = next(self._moves)
@@ -313,6 +308,11 @@ def _shape(quota: Quota) -> ReleaseShape:
     if whole and per_key:
         return ReleaseShape.MIXED
     return ReleaseShape.WHOLE if whole else ReleaseShape.PER_KEY
+
+
+def _lines_at_once(shape: ReleaseShape | None) -> int:
+    """How many lines are read: where keys have limits of their own, many can move."""
+    return FIRST_LINES if shape in (None, ReleaseShape.WHOLE) else KEYED_LINES
 
 
 def _depth(lines: int, pace: int) -> int:

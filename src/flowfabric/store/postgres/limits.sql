@@ -372,7 +372,7 @@ select count(*) from (
 
 -- name: trimmed_queues
 -- All rows of a queue together: with some of them its slots would count for some quotas only. The
--- versions of their quotas move, so that a release which has seen the rows is refused: somebody may
+-- versions of their quotas move, so that a release which has seen the rows is refused: a run may
 -- have come to wait since this statement began.
 with idle as materialized (
     select q.ctid as place, q.quota from {schema}.queue q
