@@ -148,7 +148,7 @@ ONLY: dict[str, set[str]] = {
         "set_aside_leases",
         "set_aside_parked",
         "set_aside_ready",
-        "slots",
+        "held_by_key",
         "tags_of",
         "taken_events",
     },

@@ -89,6 +89,7 @@ async def test_a_crowd_costs_no_more_than_one_who_waits(bench: Bench, path: str)
         "idle_queues": {"limit": 100},
         "ahead_of": {"queue": queue(a="x"), "rank": 1 << 62, "id": b"", "limit": 10},
         "held_queues": {"quotas": '["a"]'},
+        "held_by_key": {"used": '[["a", "x"]]'},
     }
     before = {name: steps(path, name, **values) for name, values in asked.items()}
     crowd(path)
@@ -129,6 +130,8 @@ async def test_every_question_has_its_index(bench: Bench, path: str) -> None:
     held = plan(path, "held_queues", quotas="[]")
     assert held.count("ready_queue (queue>?)") == held.count("lease_queue (queue>?)") == 2
     assert "SEARCH q USING PRIMARY KEY (quota=? AND id=?)" in held
+    held = plan(path, "held_by_key", used="[]")
+    assert "SEARCH q USING INDEX queue_key (quota=? AND key=?)" in held
     assert "lane_limited" in plan(path, "limited_lanes")
 
 

@@ -9,7 +9,7 @@ from flowfabric.core.limit.release import release
 from flowfabric.store.queries import InQueue
 from tests.kit.postgres import Databases
 from tests.store import limit_bench, postgres_bench
-from tests.store.limit_bench import queue
+from tests.store.limit_bench import queue, uses_of
 from tests.store.postgres_bench import migrated_template, until_waiting
 
 
@@ -23,12 +23,14 @@ async def test_a_queue_trimmed_while_a_run_arrives_gives_no_slot_away(database: 
     async with postgres_bench.opened(database) as inner:
         bench = limit_bench.Bench(inner.store, inner.clock)
         await bench.quota("a", concurrency=3)
+        await bench.store.put_queues([(queue(a="k"), uses_of(a="k"))])
+        raw = await inner.raw()
+        transaction = raw.transaction(isolation="repeatable_read")
+        await transaction.start()
+        await raw.execute("select from flowfabric.parked")  # the moment this transaction sees
         await bench.submit(1, {"a": "k"})
         decided = release(await bench.standing("a"), bench.now, 9)
-        raw = await inner.raw()
-        transaction = raw.transaction()
-        await transaction.start()
-        await raw.execute("delete from flowfabric.queue")
+        assert await raw.fetch(inner.store.session.queries["trimmed_queues"], 9)
         racing = asyncio.ensure_future(bench.store.release(decided))
         await until_waiting(await inner.raw())
         await transaction.commit()

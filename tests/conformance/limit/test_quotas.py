@@ -312,7 +312,7 @@ async def test_lines_that_cannot_move_hide_no_other(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F-44, F-47: however many lines are full, the one with room is found"""
-    monkeypatch.setattr(releases, "MIXED_LINES", 2)
+    monkeypatch.setattr(releases, "KEYED_LINES", 2)
     await define(lab, concurrency=9, concurrency_per_key=1)
     last = await began(lab, ("q", "last"))
     await finish(lab, last)

@@ -168,7 +168,7 @@ def _rate(count: int, span: object, what: str) -> Rate:
 
 def queue_of(uses: Uses) -> int:
     """The number of the queue for these uses, the same in every process and release."""
-    return _number(tuple((use.quota, use.key) for use in uses))
+    return _number(tuple([(use.quota, use.key) for use in uses]))
 
 
 def budget_queue(budget: str) -> int:

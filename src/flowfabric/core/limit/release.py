@@ -78,9 +78,9 @@ class Move(Struct, frozen=True, gc=False):
 
 
 class Release(Struct, frozen=True):
-    """What to write if the quotas still have these versions. `emptied`: all candidates of some line
-    were admitted, so there may be room for more. `next_at` is when a rate that others wait for has
-    room again."""
+    """What to write if the quotas still have these versions. `emptied`: the most candidates of
+    one line that were all admitted, so that there may be room for those behind them. `next_at` is
+    when a rate that others wait for has room again."""
 
     versions: dict[str, int] = field(default_factory=dict)
     moves: Sequence[Move] = ()
@@ -88,7 +88,7 @@ class Release(Struct, frozen=True):
     admissions: dict[tuple[str, str, Millis], int] = field(default_factory=dict)
     forget: dict[str, Millis] = field(default_factory=dict)
     at: Millis = Millis(0)
-    emptied: bool = False
+    emptied: int = 0
     next_at: Millis | None = None
 
 
@@ -130,12 +130,12 @@ def release(view: QuotaView, now: Millis, most: int) -> Release:
     """Admits as many as there is room for, at most `most`, one of each line in turn."""
     room = Room(view, now)
     lines = [_Served(line, room.need(line.uses)) for line in view.lines if line.waiting]
-    queue = list(lines)
+    queue = [(*served.place, number, served) for number, served in enumerate(lines)]
     heapq.heapify(queue)
     turns = Turns(_latest(view), now)
     moves: list[Move] = []
     while queue and len(moves) < most:
-        served = queue[0]
+        *_, number, served = queue[0]
         candidate = served.next(room)
         if candidate is None:
             heapq.heappop(queue)
@@ -144,25 +144,33 @@ def release(view: QuotaView, now: Millis, most: int) -> Release:
         served.order = turns.next(candidate.uuid)
         moves.append(Move(candidate.uuid, candidate.version, turns.moment))
         served.taken += 1
-        heapq.heapreplace(queue, served)
+        heapq.heapreplace(queue, (*served.place, number, served))
     return Release(
         versions={n: v for each in lines if each.order for n, v in each.need.versions.items()},
         moves=moves,
-        turns={
-            (quota.name, each.line.id): each.order
-            for each in lines
-            if each.order
-            for quota in each.need.quotas
-        },
+        turns=_turns_to_write(lines),
         admissions=(admissions := room.admissions),
         forget={
             name: Millis(forgotten_at(now) - view.quotas[name].longest_window)
             for name, _, _ in admissions
         },
         at=now,
-        emptied=any(each.taken == len(each.line.waiting) for each in lines),
+        emptied=max((n.taken for n in lines if n.taken == len(n.line.waiting)), default=0),
         next_at=min(filter(None, (served.opens_at(room) for served in lines)), default=None),
     )
+
+
+def _turns_to_write(lines: "Sequence[_Served]") -> dict[tuple[str, int], int]:
+    """The turns of the lines that were served. Where each key has limits of its own and nothing
+    else, one line takes nothing from another and its place among them decides nothing: there only
+    the latest turn is written, which later moments follow."""
+    last = max(lines, key=lambda each: each.order, default=None)
+    return {
+        (quota.name, each.line.id): each.order
+        for each in lines
+        if each.order and (each is last or each.need.compete)
+        for quota in each.need.quotas
+    }
 
 
 def forgotten_at(now: Millis) -> Millis:
@@ -220,16 +228,17 @@ def _next_moment(turn: int) -> int:
 class Need(Struct, frozen=True):
     """What a combination of uses needs: slots below caps, starts within rates. A decision requires
     `versions` to be current; 0 means that the quota must not exist. A deleted quota limits
-    nothing."""
+    nothing. `compete`: other lines may need the same room."""
 
     slots: tuple[tuple[Key, int], ...]
     rates: tuple[tuple[Key, Rate], ...]
     quotas: tuple[Quota, ...]
     versions: dict[str, int]
+    compete: bool
 
 
 class _Served:
-    """A line while it is being served; the line served longest ago comes first."""
+    """A line while it is being served."""
 
     def __init__(self, line: Line, need: Need) -> None:
         self.line = line
@@ -239,19 +248,17 @@ class _Served:
         self._left = list(reversed(line.waiting))
         self._passed_over = False
 
-    def __lt__(self, other: "_Served") -> bool:
-        return self._place < other._place
-
     @property
-    def _place(self) -> tuple[int, int, int]:
+    def place(self) -> tuple[int, int, int]:
+        """The line served longest ago comes first."""
         rank = self._left[-1].rank if self._left else 0
         return (self.order, 0 if self.order else self.line.turn, rank)
 
     def next(self, room: "Room") -> Candidate | None:
         """The best candidate for which there is room. A used-up rate stops only starts."""
         if not room.has_slot(self.need):
-            self._passed_over = bool(self._left)
-            return None  # no candidate of this line can be admitted
+            self._passed_over = False  # a rate is not what they wait for
+            return None
         may_start = room.may_start(self.need)
         while self._left:
             candidate = self._left.pop()
@@ -281,18 +288,22 @@ class Room:
                     self._used[key] = self._used.get(key, 0) + count
 
     def need(self, uses: Uses) -> Need:
-        known = [self._quotas.get(use.quota) for use in uses]
-        versions = {use.quota: q.version if q else 0 for use, q in zip(uses, known, strict=True)}
-        return Need(
-            slots=tuple(((u.quota, key), cap) for u in uses for cap, key in self._caps(u)),
-            rates=tuple(((u.quota, key), rate) for u in uses for rate, key in self._rates(u)),
-            quotas=tuple(quota for quota in known if quota is not None),
-            versions=versions,
-        )
+        slots: list[tuple[Key, int]] = []
+        rates: list[tuple[Key, Rate]] = []
+        quotas: list[Quota] = []
+        versions: dict[str, int] = {}
+        for use in uses:
+            quota = self._quotas.get(use.quota)
+            versions[use.quota] = 0 if quota is None else quota.version
+            if quota is not None:
+                quotas.append(quota)
+                slots += [((use.quota, key), cap) for cap, key in _caps(quota, use)]
+                rates += [((use.quota, key), rate) for rate, key in _rates(quota, use)]
+        compete = len(uses) > 1 or any([key[1] == ALL for key, _ in (*slots, *rates)])
+        return Need(tuple(slots), tuple(rates), tuple(quotas), versions, compete)
 
     def has_slot(self, need: Need) -> bool:
-        used = self._used
-        return all(used.get(key, 0) < cap for key, cap in need.slots)
+        return not any([self._used.get(key, 0) >= cap for key, cap in need.slots])
 
     def may_start(self, need: Need) -> bool:
         return all(self._left(rate, key) > 0 for key, rate in need.rates)
@@ -364,11 +375,7 @@ class Room:
         return max(opens_at, self._now)
 
     def _caps(self, use: Use) -> list[tuple[int, str]]:
-        quota = self._quotas.get(use.quota)
-        if quota is None:
-            return []
-        caps = [(quota.concurrency, ALL), (quota.concurrency_per_key, one_key(use.key))]
-        return [(cap, key) for cap, key in caps if cap is not None]
+        return _caps(self._quotas.get(use.quota), use)
 
     def _rates(self, use: Use) -> list[tuple[Rate, str]]:
         return _rates(self._quotas.get(use.quota), use)
@@ -399,11 +406,22 @@ def starts_back(
     return list(found.values())
 
 
+def _caps(quota: Quota | None, use: Use) -> list[tuple[int, str]]:
+    found: list[tuple[int, str]] = []
+    if quota is not None and quota.concurrency is not None:
+        found.append((quota.concurrency, ALL))
+    if quota is not None and quota.concurrency_per_key is not None:
+        found.append((quota.concurrency_per_key, one_key(use.key)))
+    return found
+
+
 def _rates(quota: Quota | None, use: Use) -> list[tuple[Rate, str]]:
-    if quota is None:
-        return []
-    rates = [(quota.rate, ALL), (quota.rate_per_key, one_key(use.key))]
-    return [(rate, key) for rate, key in rates if rate is not None]
+    found: list[tuple[Rate, str]] = []
+    if quota is not None and quota.rate is not None:
+        found.append((quota.rate, ALL))
+    if quota is not None and quota.rate_per_key is not None:
+        found.append((quota.rate_per_key, one_key(use.key)))
+    return found
 
 
 def _keys(use: Use) -> tuple[Key, Key]:

@@ -31,7 +31,7 @@ from flowfabric.store.rows.record import QUOTAS
 MAX_MOVES = 500
 LEAST = 32
 FIRST_LINES = 64
-MIXED_LINES = 500
+KEYED_LINES = 500
 AT_ONCE = 4
 KNOWN = 100_000
 REFRESH = 1.0
@@ -240,8 +240,7 @@ class Releases(Service):
     async def _release(self, quota: str, queues: set[int] | None, closed: Unclaimable) -> bool:
         """Releases until no more can be admitted."""
         among = None if queues is None else tuple(sorted(queues))
-        lines = MIXED_LINES if self._shapes.get(quota) is ReleaseShape.MIXED else FIRST_LINES
-        lines = lines if among is None else len(among)
+        lines = len(among) if among is not None else _lines_at_once(self._shapes.get(quota))
         depth = _depth(lines, self._paces.get(quota, MAX_MOVES))
         view = QuotaView({}, ())
         decided = Release()
@@ -263,7 +262,7 @@ class Releases(Service):
             while (moved := await retry(round, f"quota {quota}")) is not None:
                 self._moved(quota, moved)
                 all_moved = moved == len(decided.moves) < MAX_MOVES
-                if all_moved and not _more(view, lines, depth, decided):
+                if all_moved and not _more(view, None if among else lines, depth, decided):
                     return True
                 depth = _depth(len(view.lines), MAX_MOVES)
         except RetryExhausted:
@@ -311,12 +310,18 @@ def _shape(quota: Quota) -> ReleaseShape:
     return ReleaseShape.WHOLE if whole else ReleaseShape.PER_KEY
 
 
+def _lines_at_once(shape: ReleaseShape | None) -> int:
+    """How many lines are read: where keys have limits of their own, many can move."""
+    return FIRST_LINES if shape in (None, ReleaseShape.WHOLE) else KEYED_LINES
+
+
 def _depth(lines: int, pace: int) -> int:
     """How many of each line are read: in all about twice what the last release has moved."""
     return max(2, 2 * max(pace, LEAST) // max(1, lines))
 
 
-def _more(view: QuotaView, lines: int, depth: int, decided: Release) -> bool:
-    """Whether a run that was not looked at may be admitted."""
-    deep = decided.emptied and any(len(line.waiting) >= depth for line in view.lines)
-    return deep or len(view.lines) >= lines
+def _more(view: QuotaView, lines: int | None, depth: int, decided: Release) -> bool:
+    """Whether a run that was not looked at may be admitted: one behind those that were read, or one
+    of another line, unless the lines were chosen."""
+    other_lines = lines is not None and len(view.lines) >= lines
+    return other_lines or decided.emptied >= depth

@@ -23,12 +23,10 @@ FEW_SLOTS = 2000
 
 
 async def put_queues(session: PostgresSession, queues: Sequence[tuple[int, Uses]]) -> None:
-    keys = {(use.quota, id): use.key for id, uses in queues for use in uses}
     rows = {row[:2]: row for id, uses in queues for row in queue_rows(id, uses)}
-    values = [(*rows[place], keys[place]) for place in sorted(rows)]
+    values = [rows[place] for place in sorted(rows)]
     if values:
-        values_of = columns(values, len(QUEUE) + 1)
-        await session.fetch(session.limit, "new_queues", *values_of)
+        await session.fetch(session.limit, "new_queues", *columns(values, len(QUEUE)))
 
 
 async def quota_view(session: PostgresSession, ask: QuotaViewRequest) -> QuotaView:
@@ -121,21 +119,17 @@ async def _release(
 def _standing(asked: str, rows: Sequence[Any]) -> QuotaView:
     quotas: dict[str, Quota] = {}
     lines: dict[int, tuple[int, Uses]] = {}
-    waiting: dict[int, list[Candidate]] = {}
     held: dict[int, tuple[Uses, int]] = {}
     admitted: dict[Key, list[tuple[Millis, int]]] = {}
     damaged: set[str] = set()
-    for kind, name, key, a, b, c, d, id, doc in rows:
+    for kind, name, key, a, b, _, _, _, doc in rows:
         try:
             match kind:
                 case 0:
                     quotas[name] = QUOTAS.by_key([(name, a, doc)])[name]
                 case 1:
                     lines[a] = (b, read_uses(doc))
-                case 2:
-                    candidate = Candidate(id, b, c, d != Start.CONTINUE)
-                    waiting.setdefault(a, []).append(candidate)
-                case 3 if b:
+                case 3:
                     held[a] = (read_uses(doc), b)
                 case 4:
                     admitted.setdefault((name, key), []).append((a, b))
@@ -144,6 +138,7 @@ def _standing(asked: str, rows: Sequence[Any]) -> QuotaView:
         except Corruption as error:
             tell(error)
             damaged.add(name)
+    waiting = _waiting(rows)
     found = [Line(id, uses, turn, waiting.get(id, [])) for id, (turn, uses) in lines.items()]
     return QuotaView(
         quotas=quotas,
@@ -152,3 +147,22 @@ def _standing(asked: str, rows: Sequence[Any]) -> QuotaView:
         admitted={key: window for key, window in admitted.items()},
         served={row[1]: row[3] for row in rows if row[0] == 5},
     )
+
+
+def _waiting(rows: Sequence[Any]) -> dict[int, list[Candidate]]:
+    """The candidates of each line in their order."""
+    found: dict[int, list[Candidate]] = {}
+    more: dict[int, list[Candidate]] = {}
+    for kind, _, _, queue, version, rank, start, id, _ in rows:
+        if kind == 2:
+            candidate = Candidate(id, version, rank, start != Start.CONTINUE)
+            found.setdefault(queue, []).append(candidate)
+        elif kind == 6:
+            more.setdefault(queue, []).append(Candidate(id, version, rank, starts=False))
+    for queue, continuing in more.items():
+        found[queue] = sorted({*found.get(queue, ()), *continuing}, key=_place_in_line)
+    return found
+
+
+def _place_in_line(candidate: Candidate) -> tuple[int, UUID]:
+    return candidate.rank, candidate.uuid

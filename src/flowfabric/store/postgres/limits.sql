@@ -8,11 +8,27 @@ on conflict (quota, id) do nothing
 -- name: quota_view
 -- Everything a release decides on, as one moment saw it. Each row says what it is (first column):
 -- 0 a quota, 1 a line, 2 one who waits in it, 3 how many slots a queue has, 4 an admission, 5 the
--- latest turn of a quota.
+-- latest turn of a quota, 6 one of a line with more than were read, whose attempt goes on.
+-- The first of each line of $2 are read at once: those of an ending rarely have any.
 -- Slots of all queues of a quota are counted from the slots there are, if these are no more than
 -- $6, and queue by queue otherwise. Who cannot be taken is passed over: routes of $7, and of $8 what
 -- would begin.
-with line as materialized (
+with first as materialized (
+    select a.n as queue, w.id, w.version, w.rank, w.start
+    from (select distinct n from unnest($2::bigint[]) as u (n)) a
+    cross join lateral (
+        select p.id, p.version, p.rank, p.start from {schema}.parked p
+        where p.queue = a.n and p.gate = 8 and (
+            cardinality($7::integer[]) + cardinality($8::integer[]) = 0 or (
+                select e.route <> all($7) and (e.route <> all($8) or p.start not in (0, 2))
+                from {schema}.execution e where e.id = p.id
+            )
+        )
+        order by p.rank, p.id
+        limit $4
+    ) w
+),
+line as materialized (
     select k.id, k.turn, k.uses
     from (
         (
@@ -35,30 +51,40 @@ with line as materialized (
         union all
         (
             select q.id, q.turn, q.uses
-            from (select distinct n from unnest($2::bigint[]) as u (n)) a
+            from (select distinct first.queue from first) a
             cross join lateral (
                 select t.id, t.turn, t.uses from {schema}.queue t
-                where t.quota = $1 and t.id = a.n offset 0
+                where t.quota = $1 and t.id = a.queue offset 0
             ) q
-            cross join lateral (
-                select from {schema}.parked p
-                where p.queue = q.id and p.gate = 8 and (
-                    cardinality($7::integer[]) + cardinality($8::integer[]) = 0 or (
-                        select e.route <> all($7) and (e.route <> all($8) or p.start not in (0, 2))
-                        from {schema}.execution e where e.id = p.id
-                    )
-                )
-                limit 1
-            ) w
         )
     ) k
     order by k.turn, k.id
     limit $3
 ),
-used as materialized (
-    select distinct u.pair ->> 0 as quota, u.pair ->> 1 as key
+waiting as materialized (
+    select line.id as queue, w.id, w.version, w.rank, w.start
     from line
-    cross join lateral json_array_elements({schema}.readable_json(line.uses)) as u (pair)
+    cross join lateral (
+        select p.id, p.version, p.rank, p.start from {schema}.parked p
+        where p.queue = line.id and p.gate = 8 and (
+            cardinality($7::integer[]) + cardinality($8::integer[]) = 0 or (
+                select e.route <> all($7) and (e.route <> all($8) or p.start not in (0, 2))
+                from {schema}.execution e where e.id = p.id
+            )
+        )
+        order by p.rank, p.id
+        limit $4
+    ) w
+    where $2::bigint[] is null
+    union all
+    select first.queue, first.id, first.version, first.rank, first.start from first
+),
+used as materialized (
+    select distinct q.quota, q.key
+    from line
+    cross join lateral (
+        select t.quota, t.key from {schema}.queue t where t.id = line.id offset 0
+    ) q
 ),
 rule as materialized (
     select
@@ -134,36 +160,26 @@ cross join lateral (
 union all
 select 1, null, null, line.id, line.turn, null, null, null, line.uses from line
 union all
-select 2, null, null, line.id, w.version, w.rank, w.start, w.id, null
-from line
+select 2, null, null, w.queue, w.version, w.rank, w.start, w.id, null from waiting w
+union all
+select 6, null, null, m.queue, w.version, w.rank, w.start, w.id, null
+from (
+    select waiting.queue from waiting group by waiting.queue having count(*) >= $4
+) m
 cross join lateral (
-    (
-        select p.id, p.version, p.rank, p.start from {schema}.parked p
-        where p.queue = line.id and p.gate = 8 and (
-            cardinality($7::integer[]) + cardinality($8::integer[]) = 0 or (
-                select e.route <> all($7) and (e.route <> all($8) or p.start not in (0, 2))
-                from {schema}.execution e where e.id = p.id
-            )
+    select p.id, p.version, p.rank, p.start from {schema}.parked p
+    where p.queue = m.queue and p.gate = 8 and p.start = 4 and (
+        cardinality($7::integer[]) + cardinality($8::integer[]) = 0 or (
+            select e.route <> all($7) and (e.route <> all($8) or p.start not in (0, 2))
+            from {schema}.execution e where e.id = p.id
         )
-        order by p.rank, p.id
-        limit $4
     )
-    union
-    (
-        select p.id, p.version, p.rank, p.start from {schema}.parked p
-        where p.queue = line.id and p.gate = 8 and p.start = 4 and (
-            cardinality($7::integer[]) + cardinality($8::integer[]) = 0 or (
-                select e.route <> all($7) and (e.route <> all($8) or p.start not in (0, 2))
-                from {schema}.execution e where e.id = p.id
-            )
-        )
-        order by p.rank, p.id
-        limit $4
-    )
-    order by rank, id
+    order by p.rank, p.id
+    limit $4
 ) w
 union all
 select 3, null, null, counted.id, counted.number, null, null, null, counted.uses from counted
+where counted.number > 0
 union all
 select 4, rule.name, k.key, a.at, a.count, null, null, null, null
 from rule
@@ -178,12 +194,14 @@ cross join lateral (
         and t.key <= k.key
     order by t.key, t.at
 ) a
+where rule.longest is not null
 
 -- name: released
 -- Compared under lock, in the order of names; a statement that waited for a lock finds another
 -- version, and everything else depends on the versions. Parked rows are never changed in place, so that one
--- found by its place is the one that was compared, or gone. Queues are kept from being trimmed: a
--- slot of one without rows would not be counted. The moment of admission takes the place of the
+-- found by its place is the one that was compared, or gone. The rows of a queue move or go only
+-- when a version moves as well, so their places stand too; all of them must be there, because a
+-- slot of a queue without rows would not be counted. The moment of admission takes the place of the
 -- creation in the rank. The first column tells whether all that stood.
 with locked as materialized (
     select q.name, q.version from {schema}.quota q
@@ -198,12 +216,10 @@ same as materialized (
     where coalesce(locked.version, 0) = g.version
 ),
 kept as materialized (
-    select f.id
-    from unnest($5::text[], $6::bigint[]) as s (quota, id)
+    select f.ctid as place, s.turn
+    from unnest($5::text[], $6::bigint[], $7::bigint[]) as s (quota, id, turn)
     cross join lateral (
-        select q.id from {schema}.queue q
-        where q.quota = s.quota and q.id = s.id offset 0
-        for key share
+        select q.ctid from {schema}.queue q where q.quota = s.quota and q.id = s.id offset 0
     ) f
     where (select same.stand from same)
 ),
@@ -240,15 +256,8 @@ made_ready as (
     from moved m
 ),
 served as (
-    update {schema}.queue t set turn = g.turn
-    from (
-        select f.ctid as place, s.turn
-        from unnest($5::text[], $6::bigint[], $7::bigint[]) as s (quota, id, turn)
-        cross join lateral (
-            select q.ctid from {schema}.queue q where q.quota = s.quota and q.id = s.id offset 0
-        ) f
-    ) g
-    where t.ctid = g.place and (select compared.stands from compared)
+    update {schema}.queue t set turn = kept.turn from kept
+    where t.ctid = kept.place and (select compared.stands from compared)
 ),
 admitted as (
     insert into {schema}.admission (quota, key, at, count)
@@ -362,10 +371,11 @@ select count(*) from (
 ) n
 
 -- name: trimmed_queues
--- All rows of a queue together: with some of them its slots would count for some quotas only.
-delete from {schema}.queue t
-where t.ctid = any(array(
-    select q.ctid from {schema}.queue q
+-- All rows of a queue together: with some of them its slots would count for some quotas only. The
+-- versions of their quotas move, so that a release which has seen the rows is refused: a run may
+-- have come to wait since this statement began.
+with idle as materialized (
+    select q.ctid as place, q.quota from {schema}.queue q
     where q.id = any(array(
         select distinct i.id from {schema}.queue i
         where not exists (select from {schema}.parked p where p.queue = i.id)
@@ -373,7 +383,19 @@ where t.ctid = any(array(
             and not exists (select from {schema}.lease l where l.queue = i.id)
         limit $1
     ))
-    for update skip locked
+),
+moved as materialized (
+    select q.name from {schema}.quota q
+    where q.name = any(array(select idle.quota from idle))
+    order by q.name
+    for no key update
+),
+counted as (
+    update {schema}.quota set version = version + 1 where name = any(array(select moved.name from moved))
+)
+delete from {schema}.queue t
+where t.ctid = any(array(
+    select idle.place from idle where (select count(*) from moved) is not null
 ))
 returning t.id
 

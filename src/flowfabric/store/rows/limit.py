@@ -5,6 +5,7 @@ is in the document.
 """
 
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -20,7 +21,7 @@ from flowfabric.store.readable import UNREADABLE, named, unreadable
 
 Row = tuple[Any, ...]
 
-QUEUE = ("quota", "id", "uses")
+QUEUE = ("quota", "id", "uses", "key")
 """And `turn`, 0 at first."""
 LEDGER = ("budget", "execution", "doc")
 CHARGE = ("budget", "key", "until", "doc")
@@ -30,13 +31,14 @@ RESERVATION = ("id", "execution", "epoch", "doc")
 def queue_rows(queue: int, uses: Uses) -> list[Row]:
     """One row for each quota the queue is before."""
     doc = write_uses(uses)
-    return [(use.quota, queue, doc) for use in uses]
+    return [(use.quota, queue, doc, use.key) for use in uses]
 
 
 def write_uses(uses: Uses) -> bytes:
     return msgspec.json.encode([(use.quota, use.key) for use in uses])
 
 
+@lru_cache(maxsize=65_536)
 def read_uses(doc: bytes) -> Uses:
     try:
         pairs = msgspec.json.decode(bytes(doc), type=list[tuple[str, str]])

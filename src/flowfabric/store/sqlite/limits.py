@@ -188,23 +188,17 @@ def _place_in_line(row: tuple[bytes, int, int, int]) -> tuple[int, bytes]:
 def _held(
     session: SqliteSession, known: dict[str, Quota], used: Collection[tuple[str, str]]
 ) -> list[tuple[Uses, int]]:
-    """How many slots each queue has that counts for a limit of concurrency."""
-    whole = {name for name, quota in known.items() if quota.concurrency is not None}
+    """How many slots each queue has that counts for a limit of concurrency. Limits per key alone
+    need only the queues of those keys."""
+    whole = [name for name, quota in known.items() if quota.concurrency is not None]
     by_key = {name for name, quota in known.items() if quota.concurrency_per_key is not None}
-    if not whole | by_key:
-        return []
-    queues = session.rows("held_queues", {"quotas": encode(list(whole | by_key)).decode()})
-    found: list[tuple[Uses, int]] = []
-    for queue, uses in readable(
-        queues, lambda row: (row[0], read_uses(row[1])), "line", itemgetter(0)
-    ):
-        if any(
-            use.quota in whole or (use.quota in by_key and (use.quota, use.key) in used)
-            for use in uses
-        ):
-            row = session.row("slots", {"queue": queue})
-            found.append((uses, 0 if row is None else row[0]))
-    return found
+    keys = [pair for pair in used if pair[0] in by_key and pair[0] not in whole]
+    rows = session.rows("held_queues", {"quotas": encode(whole).decode()}) if whole else []
+    rows += session.rows("held_by_key", {"used": encode(keys).decode()}) if keys else []
+    found = {id: (uses, count) for id, uses, count in rows if count}
+    return readable(
+        found.items(), lambda row: (read_uses(row[1][0]), row[1][1]), "line", itemgetter(0)
+    )
 
 
 def _admitted(

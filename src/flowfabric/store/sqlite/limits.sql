@@ -1,7 +1,7 @@
 -- Quotas, the queues before them, and letting work through.
 
 -- name: new_queues
-insert into queue (quota, id, uses) values (?, ?, ?)
+insert into queue (quota, id, uses, key) values (?, ?, ?, ?)
 on conflict (quota, id) do nothing
 
 -- part: can_be_taken
@@ -72,15 +72,23 @@ in_lease (queue) as (
     from in_lease as l where l.queue is not null
 ),
 held (queue) as (select queue from in_ready union select queue from in_lease)
-select distinct h.queue, q.uses
+select distinct
+    h.queue, q.uses,
+    (select count(*) from ready where queue = h.queue)
+    + (select count(*) from lease where queue = h.queue)
 from held as h
 cross join json_each(:quotas) as wanted
 cross join queue as q on q.quota = wanted.value and q.id = h.queue
 
--- name: slots
-select
-    (select count(*) from ready where queue = :queue)
-    + (select count(*) from lease where queue = :queue)
+-- name: held_by_key
+-- The same of the queues with one of these pairs of quota and key.
+select distinct
+    q.id, q.uses,
+    (select count(*) from ready where queue = q.id)
+    + (select count(*) from lease where queue = q.id)
+from json_each(:used) as u
+cross join queue as q indexed by queue_key on q.quota = json_extract(u.value, '$[0]')
+    and q.key = json_extract(u.value, '$[1]')
 
 -- name: admissions
 select at, count from admission

@@ -296,7 +296,7 @@ CREATE TABLE queue (
     quota text not null,
     id integer not null check (id >= 0),
     turn integer not null default 0,
-    uses blob not null,
+    uses blob not null, key text not null default '',
     primary key (quota, id)
 ) strict, without rowid;
 
@@ -438,3 +438,5 @@ from done s join execution e on e.id = s.id;
 CREATE INDEX ready_suspect on ready (route, rank, id) where flags & 64 <> 0;
 
 CREATE INDEX parked_code on parked (queue) where gate = 2 and queue is not null;
+
+CREATE INDEX queue_key on queue (quota, key, id);
