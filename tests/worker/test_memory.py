@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from flowfabric import Context, Fabric, PublicState, SyncContext
-from tests.worker.bench import until, working
+from flowfabric.worker.run.active import ActiveRun
+from flowfabric.worker.run.scope import CallScope
+from tests.worker.bench import Bench, until, working
 
 
 @pytest.fixture
@@ -62,3 +64,25 @@ async def test_calls_that_return_are_freed(fabric: Fabric, calls: list["weakref.
         for task in (returns, plain):
             await (await task.submit()).result(10)
         await until(lambda: [each() for each in calls] == [None] * 3)
+
+
+@pytest.mark.rules
+async def test_a_plain_run_is_gone_when_it_has_ended(bench: Bench) -> None:
+    @bench.fabric.task()
+    async def double(n: int) -> int:
+        return n * 2
+
+    runs = await double.submit_many(range(20))
+    gc.collect()
+    gc.disable()
+    try:
+        before = _held()
+        assert await bench.work() == 20
+        assert _held() == before
+    finally:
+        gc.enable()
+    assert [await run.result(1) for run in runs] == [n * 2 for n in range(20)]
+
+
+def _held() -> int:
+    return sum(type(each) in (ActiveRun, CallScope) for each in gc.get_objects())

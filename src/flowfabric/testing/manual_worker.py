@@ -12,8 +12,9 @@ from flowfabric.engine.execution.claims import Claim
 from flowfabric.testing.watch import current_run
 from flowfabric.worker.api.task import Task, pins_of
 from flowfabric.worker.errors import LOST
+from flowfabric.worker.run.active import ActiveRun
 from flowfabric.worker.run.cancelling import CancelNotice
-from flowfabric.worker.run.executor import ActiveRun, Executor
+from flowfabric.worker.run.executor import Executor
 from flowfabric.worker.run.hooks import WorkerHooks
 from flowfabric.worker.run.loop import HandlerRuntime, Worker
 from flowfabric.worker.run.options import WorkerSettings
@@ -33,7 +34,7 @@ class ManualWorker(Worker):
         self._runtime = HandlerRuntime(self)
         size = self.options.concurrency
         self._in_process = Threads(size, "flowfabric-process")
-        self._runtime.executor._processes = InThread(self._in_process, size)
+        self._runtime.executor.calls.processes = InThread(self._in_process, size)
 
     async def claim(self) -> int:
         """Starts every run that can be claimed now; returns how many."""

@@ -139,8 +139,11 @@ class Signature:
         except Exception as error:
             raise Undecodable(f"the arguments do not fit {self.name}: {_message(error)}") from error
         if self._all_by_name:
-            named = [(name, getattr(values, name)) for name in self._names]
-            return [], {name: value for name, value in named if value is not msgspec.UNSET}
+            return [], {
+                name: value
+                for name in self._names
+                if (value := getattr(values, name)) is not msgspec.UNSET
+            }
         return self._placed(values)
 
     def _placed(self, values: msgspec.Struct) -> tuple[list[Any], dict[str, Any]]:

@@ -17,6 +17,9 @@ from flowfabric.core.flow.join import JoinState
 DELAYS = frozenset({Gate.DELAY, Gate.BACKOFF, Gate.RESUME_DELAY, Gate.WORKER_DELAY})
 """The gates that time alone opens."""
 
+# A plain number, because flags are slow and every submission is tested.
+_LIMITS = int(Flags.LIMITS)
+
 
 def admit(life: Life, next: Next, now: Millis, flags: Flags) -> Waiting | Ready:
     """The state at `now` of an execution that wants to run."""
@@ -38,7 +41,7 @@ def closed(life: Life, now: Millis, flags: Flags) -> Iterator[Gate]:
         yield life.delay or Gate.DELAY
     if life.budget is not None:
         yield Gate.BUDGET
-    if flags & Flags.LIMITS:
+    if int(flags) & _LIMITS:
         yield Gate.LIMIT
 
 

@@ -38,6 +38,9 @@ T = TypeVar("T")
 PAGE = 200
 MOST_WAITING = 100_000
 
+# A plain number, because flags are slow and every claim is tested.
+_BUDGETS = int(Flags.BUDGETS)
+
 log = logging.getLogger("flowfabric.limits")
 
 
@@ -86,7 +89,7 @@ class BudgetGate(Service):
         named = {
             item.snapshot.execution.uuid: names
             for item in taken
-            if (self.known.attached or item.snapshot.head.flags & Flags.BUDGETS)
+            if (self.known.attached or int(item.snapshot.head.flags) & _BUDGETS)
             and is_start(item.snapshot)
             and (names := self.known.named(item.snapshot.execution))
         }

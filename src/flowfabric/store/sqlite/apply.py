@@ -57,7 +57,7 @@ def end(
     decided = decided_of(changes)
     fences = [_fence(item) for item in decided]
     refused = {id for id, _, _ in refused_fences(session, fences, now)}
-    ended = [item for item in decided if item.id not in refused]
+    ended = [item for item in decided if item.id not in refused] if refused else decided
     if ended:
         session.among("gone_lease", [item.id for item in ended])
         _write(session, ended, {StateTable.DONE: ended})

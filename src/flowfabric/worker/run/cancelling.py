@@ -60,8 +60,13 @@ class CancelPoint:
     """Where `Cancelled` is raised in one call of a handler. `stopped` says that the handler was
     stopped or is parked: then it unwinds without it."""
 
-    def __init__(self, stopped: Callable[[], bool], on_raised: Callable[[], None]) -> None:
-        self.notice: CancelNotice | None = None
+    def __init__(
+        self,
+        stopped: Callable[[], bool],
+        on_raised: Callable[[], None],
+        notice: CancelNotice | None = None,
+    ) -> None:
+        self.notice = notice
         self.raised = False
         self._due = False
         self._stopped = stopped

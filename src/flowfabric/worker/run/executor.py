@@ -1,11 +1,8 @@
-"""Runs one claimed execution: calls its handler and reports how it ended."""
+"""Runs one claimed execution: has its handler called and reports how it ended."""
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -18,17 +15,17 @@ from flowfabric.core.execution.model import Failure, Outcome
 from flowfabric.core.execution.retry import Category
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.worker.api.context import Context, run_info
-from flowfabric.worker.api.hooks import AttemptEnd, Invocation
-from flowfabric.worker.api.sync import SyncContext
+from flowfabric.worker.api.context import run_info
+from flowfabric.worker.api.hooks import AttemptEnd
 from flowfabric.worker.api.task import Mode, Task
-from flowfabric.worker.codec import Undecodable, decode, encode
-from flowfabric.worker.errors import DRAIN, LOST, TIMED_OUT, StepsChanged
+from flowfabric.worker.codec import Undecodable, encode
+from flowfabric.worker.errors import DRAIN, LOST, StepsChanged
+from flowfabric.worker.run.active import ActiveRun
 from flowfabric.worker.run.arguments import fill_in
+from flowfabric.worker.run.calling import AttemptTimedOut, HandlerCalls, decode_result
 from flowfabric.worker.run.cancelling import CancelNotice
 from flowfabric.worker.run.failure import MAX_MESSAGE, begin_in_user_code, storable, type_of
 from flowfabric.worker.run.hooks import WorkerHooks
-from flowfabric.worker.run.lease import Key, WorkerLease
 from flowfabric.worker.run.outcome import (
     AGAIN,
     Report,
@@ -50,115 +47,16 @@ from flowfabric.worker.run.outcome import (
     uncommitted,
 )
 from flowfabric.worker.run.processes import ProcessDied, Processes
-from flowfabric.worker.run.scope import CallScope, SignalsBySuspension
-from flowfabric.worker.run.steps import Work, current_context
+from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.threads import Threads
 from flowfabric.worker.run.undo import undo_all
 from flowfabric.worker.run.until_available import until_available
 
 log = logging.getLogger("flowfabric.worker")
 
-HandlerFunction = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-"""A handler as a function of its positional and named arguments."""
-
-
-def _nothing() -> None: ...
-
-
-class ActiveRun:
-    """One execution that a worker runs: its claim, and why it was stopped, if it was."""
-
-    def __init__(
-        self, claim: Claim, handler: Task[Any, Any] | None, lease: WorkerLease | None = None
-    ) -> None:
-        self.claim = claim
-        self.handler = handler
-        self.lease = lease or WorkerLease(claim)
-        self.scope: CallScope | None = None
-        self.notice = CancelNotice.of(claim.snapshot)
-        self.told = self.notice is not None
-        """Whether the handler knows that its run is being cancelled."""
-        self.undos: list[Work] = []
-        self.timer: asyncio.Timeout | None = None
-        self.job: asyncio.Task[None] | None = None
-        self.thread: Future[Any] | None = None
-        self.handling = False
-        self.reporting = False
-        self.stopped = ""
-        self.again = False
-        self.begun = False
-        self.received: SignalsBySuspension = {}
-        self.payload = claim.payload
-        self.raised: BaseException | None = None
-        self.args: tuple[Any, ...] = ()
-        self.kwargs: dict[str, Any] = {}
-        self.result: object = None
-        self.completed = False
-        """Whether the handler ended the run in a transaction. Only the store knows whether that
-        was committed."""
-        self.on_completed: Callable[[], None] = _nothing
-        self.on_step: Callable[[], None] = _nothing
-
-    @property
-    def key(self) -> Key:
-        return self.lease.key
-
-    @property
-    def fields(self) -> dict[str, object]:
-        """What records of the log carry about this run."""
-        return {
-            "run": str(self.claim.uuid),
-            "task": self.claim.kind,
-            "attempt": self.claim.attempt + 1,
-        }
-
-    @property
-    def error(self) -> Exception | None:
-        """What the handler raised, unless it merely unwound."""
-        return self.raised if isinstance(self.raised, Exception) else None
-
-    @property
-    def parked(self) -> bool:
-        return self.scope is not None and self.scope.parked
-
-    @property
-    def lingers(self) -> bool:
-        """Whether a plain function still runs in its thread after its run was left."""
-        return self.thread is not None and not self.thread.done()
-
-    def complete(self) -> None:
-        self.completed = True
-        self.on_completed()
-
-    def tell(self, notice: CancelNotice) -> None:
-        """The run is being cancelled: its handler is told where it waits or makes a call, and has
-        until then to clean up."""
-        if self.notice is not None or self.stopped or not self.handling:
-            return
-        self.notice = notice
-        if self.scope is not None:
-            self.scope.cancel.tell(notice)
-        if self.timer is not None:
-            with suppress(RuntimeError):  # it has expired
-                self.timer.reschedule(None)  # the clean-up has a bound of its own
-
-    def learn(self) -> None:
-        self.told = True
-
-    def stop(self, reason: str) -> None:
-        """Cancels the handler, but never the report of how it ended; the first reason counts."""
-        if self.stopped:
-            return
-        self.stopped = reason
-        if self.scope is not None:
-            self.scope.stop(reason)
-        if self.handling and self.job is not None:
-            self.job.cancel()
-
 
 class Executor:
-    """Calls handlers in the event loop, a thread or a process, and reports how they ended. The
-    only place where user code is called."""
+    """Has handlers called and reports how they ended."""
 
     def __init__(
         self,
@@ -172,10 +70,9 @@ class Executor:
         cancelled: Callable[[], bool],
     ) -> None:
         """`stopping` says whether the worker drains, `cancelled` whether it is torn down."""
+        self.calls = HandlerCalls(engine.now, handlers=handlers, processes=processes, hooks=hooks)
         self._engine = engine
-        self._handlers = handlers
         self._steps = steps
-        self._processes = processes
         self._hooks = hooks
         self._stopping = stopping
         self._cancelled = cancelled
@@ -298,7 +195,13 @@ class Executor:
             return self._stopped(active)
         active.handling, active.raised, active.begun = True, None, False
         try:
-            return await self._announced(active)
+            try:
+                return await self._outcome(active)
+            except Exception:
+                # A failure is reported after the store knows of all compensations.
+                if active.scope is not None and not active.stopped:
+                    await active.scope.announce_undos()
+                raise
         except asyncio.CancelledError:
             return self._stopped(active)
         except BaseException as error:
@@ -309,39 +212,43 @@ class Executor:
                 active.undos = active.scope.undos
                 active.scope.close()
 
-    async def _announced(self, active: ActiveRun) -> Report:
-        """A failure is reported after the store knows of all compensations."""
-        try:
-            return await self._outcome(active)
-        except Exception:
-            if active.scope is not None and not active.stopped:
-                await active.scope.announce_undos()
-            raise
-
     async def _outcome(self, active: ActiveRun) -> Report:
         """Calls the handler; its return value becomes a report."""
         handler, claim = active.handler, active.claim
         if handler is None:
             return _unknown(claim)
-        blocked = claim.snapshot.life.code
-        if blocked is not None and handler.fingerprint in blocked.tried:
+        life = claim.snapshot.life
+        if life.code is not None and handler.fingerprint in life.code.tried:
             return returning_untried(claim, handler.fingerprint)
-        active.payload = await self._payload(active)
-        if not await self._may_begin(active):
+        if life.join is not None and life.join.inputs:
+            active.payload = await self._filled_in(active)
+        if not (self._is_fresh(active) or await self._may_begin(active)):
             return nothing
         try:
             args, active.kwargs = handler.signature.decode(active.payload)
         except Undecodable as error:
             active.raised = error
             return failing(claim, str(error))
-        active.args = tuple(args)
-        active.begun = True
+        active.args, active.begun = tuple(args), True
+        return await self._called(active, handler)
+
+    async def _called(self, active: ActiveRun, handler: Task[Any, Any]) -> Report:
+        """Has the handler called in a scope of its own."""
         if handler.mode is not Mode.PROCESS:
             active.scope = self._make_scope(active, again=active.again, notice=active.notice)
             await active.scope.load()
         if active.told and not _can_be_told(handler):
             return nothing
-        return await self._returned(active, await self._timed(active, handler))
+        result, scope = await self.calls.call(active, handler), active.scope
+        if scope is not None:
+            if scope.parked:
+                return suspending(scope)
+            if active.told:
+                return nothing  # how it ends is not up to the handler any more
+            await scope.finish()
+            if active.completed:
+                return uncommitted(active.claim)
+        return _returned(active, result)
 
     def _make_scope(
         self, active: ActiveRun, *, again: bool, notice: CancelNotice | None = None
@@ -359,22 +266,9 @@ class Executor:
         scope.expect_cancel(notice, active.learn)
         return scope
 
-    async def _returned(self, active: ActiveRun, result: object) -> Report:
-        if active.scope is not None:
-            if active.scope.parked:
-                return suspending(active.scope)
-            if active.told:
-                return nothing  # how it ends is not up to the handler any more
-            await active.scope.finish()
-            if active.completed:
-                return uncommitted(active.claim)
-        active.result = result
-        try:
-            return completing(active.claim, encode(result))
-        except Invalid as error:
-            active.raised = error
-            reason = f"what {active.claim.kind} returned cannot be stored: {error.detail}"
-            return failing(active.claim, reason)
+    def _is_fresh(self, active: ActiveRun) -> bool:
+        """Whether less than half of the lease is over."""
+        return active.lease.lasts_until(self._engine.now() + active.claim.ttl // 2)
 
     async def _may_begin(self, active: ActiveRun) -> bool:
         """Whether the handler may begin. The reply to the claim may have come after the lease had
@@ -393,101 +287,13 @@ class Executor:
             return False
         return True
 
-    async def _payload(self, active: ActiveRun) -> bytes:
+    async def _filled_in(self, active: ActiveRun) -> bytes:
         """The arguments, with the results of the upstreams filled in."""
         snapshot = active.claim.snapshot
-        if snapshot.life.join is None or not snapshot.life.join.inputs:
-            return active.claim.payload
         inputs = await until_available(
             lambda: self._engine.flow_views.inputs(snapshot), partial(self._pointless, active)
         )
         return fill_in(active.claim.payload, inputs)
-
-    async def _timed(self, active: ActiveRun, handler: Task[Any, Any]) -> Any:
-        times_out_at = active.claim.lease.times_out_at
-        if times_out_at is None:
-            return await self._call(active, handler)
-        timer = asyncio.timeout(max(0.0, (times_out_at - self._engine.now()) / 1000))
-        active.timer = timer
-        try:
-            async with timer:
-                result = await self._call(active, handler)
-        except BaseException:
-            if not timer.expired():
-                raise
-        if not timer.expired():
-            return result
-        # Also if the handler swallowed the cancellation: the sweep would report the same.
-        if active.scope is not None:
-            active.scope.stop(TIMED_OUT)
-        raise AttemptTimedOut(f"{handler.name} took longer than its timeout")
-
-    async def _call(self, active: ActiveRun, handler: Task[Any, Any]) -> Any:
-        """Calls the handler, through the middleware if there is any."""
-        function = self._function_of(active, handler)
-        plain = handler.mode is Mode.THREAD
-        if self._hooks.has_middleware:
-            chain = self._hooks.around(
-                _innermost(function, plain=plain),
-                is_async=not plain,
-                loop=asyncio.get_running_loop(),
-                start=partial(self._start, active),
-            )
-            return await chain.run(self._invocation(active, handler))
-        if plain:
-            started = self._start(active, partial(function, active.args, active.kwargs))
-            result = await asyncio.wrap_future(started)
-        else:
-            result = function(active.args, active.kwargs)
-        return await result if inspect.isawaitable(result) else result
-
-    def _invocation(self, active: ActiveRun, handler: Task[Any, Any]) -> Invocation:
-        active.args, active.kwargs = handler.signature.place(active.args, active.kwargs)
-        return Invocation(
-            kind="attempt",
-            name=handler.name,
-            run=run_info(active.claim.snapshot),
-            args=active.args,
-            kwargs=active.kwargs,
-            lifespan=self._hooks.lifespan.value,
-        )
-
-    def _start(self, active: ActiveRun, work: Callable[[], Any]) -> "Future[Any]":
-        active.thread = self._handlers.start(work)
-        return active.thread
-
-    def _function_of(self, active: ActiveRun, handler: Task[Any, Any]) -> HandlerFunction:
-        """The handler as a function of its arguments, which is called where its mode says."""
-        scope = active.scope
-        if scope is None:
-            return partial(self._in_process, active, handler)
-        # Not made before it is asked for: most handlers of short tasks take no context.
-        make_context = partial(Context if handler.mode is Mode.ASYNC else _sync_context, scope)
-        before = (make_context(),) if handler.takes_context else ()
-        driven = handler.takes_context or active.claim.policy.cleanup_policy is not None
-
-        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            scope.adopt()
-            current_context.set(make_context)
-            if handler.mode is Mode.THREAD:
-                scope.cancel.begin()
-            result = handler.function(*before, *args, **kwargs)
-            return scope.cancel.drive(result) if driven and inspect.iscoroutine(result) else result
-
-        return call
-
-    async def _in_process(
-        self,
-        active: ActiveRun,
-        handler: Task[Any, Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        payload = active.payload
-        if args is not active.args or kwargs is not active.kwargs:  # changed by a middleware
-            payload = handler.signature.encode(args, kwargs)
-        body = await self._processes.call(handler, payload)
-        return _decoded(handler, body) if self._hooks.has_middleware else Raw(body)
 
     def _blocked(self, claim: Claim, handler: Task[Any, Any], changed: StepsChanged) -> Report:
         log.warning(
@@ -546,13 +352,20 @@ class Executor:
         return active.stopped == LOST or self._cancelled()
 
 
-class AttemptTimedOut(TimeoutError):
-    """The attempt took longer than the timeout of its task."""
-
-
 def _unknown(claim: Claim) -> Report:
     log.warning("no task is named %r here; %s is left to another worker", claim.kind, claim.uuid)
     return leaving(claim)
+
+
+def _returned(active: ActiveRun, result: object) -> Report:
+    """The report about a handler that returned."""
+    active.result = result
+    try:
+        return completing(active.claim, encode(result))
+    except Invalid as error:
+        active.raised = error
+        reason = f"what {active.claim.kind} returned cannot be stored: {error.detail}"
+        return failing(active.claim, reason)
 
 
 def _can_be_told(handler: Task[Any, Any]) -> bool:
@@ -560,42 +373,10 @@ def _can_be_told(handler: Task[Any, Any]) -> bool:
     return handler.mode is Mode.ASYNC or (handler.mode is Mode.THREAD and handler.takes_context)
 
 
-def _sync_context(scope: CallScope) -> SyncContext:
-    return SyncContext(Context(scope))
-
-
-def _innermost(function: HandlerFunction, *, plain: bool) -> Callable[[Invocation], Any]:
-    """The handler as the last layer of a chain. A middleware that goes on after it in the same
-    thread or task is outside of the run: it records nothing."""
-
-    def in_thread(call: Invocation) -> Any:
-        try:
-            return function(call.args, call.kwargs)
-        finally:
-            current_context.set(None)
-
-    async def in_loop(call: Invocation) -> Any:
-        try:
-            result = function(call.args, call.kwargs)
-            return await result if inspect.isawaitable(result) else result
-        finally:
-            current_context.set(None)
-
-    return in_thread if plain else in_loop
-
-
-def _decoded(handler: Task[Any, Any], body: bytes) -> Any:
-    """What a handler in a process returned, as far as possible in the type that it declares."""
-    try:
-        return decode(body, handler.signature.returns)
-    except Undecodable:
-        return decode(body, Any)
-
-
 def _result_of(active: ActiveRun) -> Any:
     if active.handler is None or not isinstance(active.result, Raw):
         return active.result
-    return _decoded(active.handler, bytes(active.result))
+    return decode_result(active.handler, bytes(active.result))
 
 
 def _steps_changed(active: ActiveRun, error: BaseException) -> StepsChanged | None:

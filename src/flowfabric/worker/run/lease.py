@@ -54,11 +54,15 @@ class WorkerLease:
         self.expires_at = expires_at
         self.renewed_at = asked_at
 
+    def lasts_until(self, moment: int) -> bool:
+        """Whether the lease, by its last successful renewal, expires later than `moment`."""
+        return moment < self.expires_at
+
     async def confirm(self, engine: Engine, give_up: Callable[[], bool], *, ahead: int = 0) -> None:
         """Makes sure of the lease before work begins: a worker that was paused must not begin what
         another one has taken over. If the lease has expired by the last successful renewal, or will
         within `ahead` milliseconds, it is renewed. Raises LeaseLost."""
-        if engine.now() < self.expires_at - ahead:
+        if self.lasts_until(engine.now() + ahead):
             return
         asked_at = time.monotonic()
         answer = await until_available(lambda: engine.claims.renew(self.claim), give_up)

@@ -24,10 +24,11 @@ from flowfabric.engine.execution.claims import Claim, check_ttl
 from flowfabric.store.contract import Store
 from flowfabric.worker.api.task import Task, fingerprints_of, handler_at, pins_of
 from flowfabric.worker.errors import DRAIN, LOST
+from flowfabric.worker.run.active import ActiveRun
 from flowfabric.worker.run.attempt_log import log_takeover
 from flowfabric.worker.run.cancelling import CancelNotice
 from flowfabric.worker.run.claiming import Claimer
-from flowfabric.worker.run.executor import ActiveRun, Executor
+from flowfabric.worker.run.executor import Executor
 from flowfabric.worker.run.exit import ExitGuard, forget
 from flowfabric.worker.run.heartbeat import Heartbeat
 from flowfabric.worker.run.hooks import Hooks, WorkerHooks

@@ -21,7 +21,8 @@ from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.execution.model import Flags
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.worker.run.executor import ActiveRun, Executor
+from flowfabric.worker.run.active import ActiveRun
+from flowfabric.worker.run.executor import Executor
 
 log = logging.getLogger("flowfabric.worker")
 

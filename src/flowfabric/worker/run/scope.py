@@ -37,7 +37,8 @@ def _nothing() -> None: ...
 class CallScope:
     """One call of a handler under one lease.
 
-    The journal and the parking are made when they are first used: most handlers need neither.
+    The journal, the parking and the cancel point are made when they are first used: most handlers
+    need none of them.
     """
 
     def __init__(
@@ -62,9 +63,9 @@ class CallScope:
         self.loop = asyncio.get_running_loop()
         self.halt = Halt()
         self.completed = False
-        self.cancel = CancelPoint(self._is_stopped, self._clean_up)
         self.undos: list[Work] = []
         self._announced = self.claim.snapshot.life.undo_time is not None
+        self._notice: CancelNotice | None = None
         self._on_cancelled: Callable[[], None] = _nothing
         self._on_completed = on_completed
         self.received = {} if received is None else received
@@ -91,6 +92,10 @@ class CallScope:
                 on_step=self._on_step,
             )
         return self._made
+
+    @cached_property
+    def cancel(self) -> CancelPoint:
+        return CancelPoint(self._is_stopped, self._clean_up, self._notice)
 
     @property
     def branches(self) -> Branches:
@@ -122,8 +127,8 @@ class CallScope:
 
     def expect_cancel(self, notice: CancelNotice | None, on_cancelled: Callable[[], None]) -> None:
         """`notice` is there if the run is being cancelled already. `on_cancelled` is called when
-        the handler learns of a cancel."""
-        self.cancel.notice, self._on_cancelled = notice, on_cancelled
+        the handler learns of a cancel. Called before anything else."""
+        self._notice, self._on_cancelled = notice, on_cancelled
 
     async def announce_undos(self) -> None:
         """Says in the store that the run has compensations, once."""
