@@ -357,7 +357,7 @@ class Claims(Service):
         if not weights:
             return await self._claim(call)
         taken: list[Taken] = []
-        for lanes, share in self._shares(weights, call):
+        for lanes, share in _shares(self._turns, weights, call):
             room = call.limit - len(taken)
             if room <= 0:
                 break
@@ -454,15 +454,6 @@ class Claims(Service):
             [Decision(claim.uuid, partial(_give_up, claim.owner)) for claim in claims]
         )
 
-    def _shares(
-        self, weights: dict[str, int], call: ClaimCall
-    ) -> list[tuple[tuple[str, ...], int]]:
-        """Each lane's share of this claim, then the rest from all lanes together."""
-        lanes = tuple(weights)
-        turns = self._turns.setdefault(lanes, dict.fromkeys(lanes, 0.0))
-        shares = share_out(weights, call.limit, turns)
-        return [((lane,), share) for lane, share in shares if share] + [(call.lanes, call.limit)]
-
     async def _flush_renewals(self, renewals: list[Renewal]) -> list[Millis | None]:
         extended = await self._context.store.renew(renewals, self._now())
         return [extended.get(renewal.uuid) for renewal in renewals]
@@ -523,6 +514,15 @@ def _weights(lanes: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
     if not isinstance(lanes, Mapping):
         return {}
     return dict(lanes) if len(lanes) > 1 else {}
+
+
+def _shares(
+    turns: dict[tuple[str, ...], dict[str, float]], weights: dict[str, int], call: ClaimCall
+) -> list[tuple[tuple[str, ...], int]]:
+    """Each lane's share of this claim, then the rest from all lanes together."""
+    lanes = tuple(weights)
+    shares = share_out(weights, call.limit, turns.setdefault(lanes, dict.fromkeys(lanes, 0.0)))
+    return [((lane,), share) for lane, share in shares if share] + [(call.lanes, call.limit)]
 
 
 def _part(call: ClaimCall, id: UUID, lanes: tuple[str, ...], limit: int) -> ClaimCall:
