@@ -114,6 +114,7 @@ def _guard(options: argparse.Namespace, chosen: list[Scenario], size: Size) -> i
     recorded = None if options.record else record.load(options.recorded)
     found, has_failed = _run(options, chosen, size)
     if recorded is None:
+        found.rows = [r for r in found.rows if r.ratio is not None or r.scenario == RAW_LIMIT]
         record.save(found, options.recorded)
         return int(has_failed)
     recorded.rows = [row for row in recorded.rows if _is_asked(row, options.store, chosen)]

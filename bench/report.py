@@ -1,9 +1,9 @@
 """A record as Markdown tables and plots, between the markers of docs/performance.md."""
 
 from collections.abc import Iterable
-from itertools import groupby
 from pathlib import Path
 
+from bench.peers.table import markdown
 from bench.plot import Bar, bars
 from bench.record import Record, Row
 from bench.scenario import RAW_LIMIT, share, with_unit
@@ -43,9 +43,7 @@ def write(record: Record, peers: Record | None, page: Path) -> None:
     }
     if peers is not None:
         rival = plot.with_stem(f"{plot.stem}-peers")
-        parts["peers"] = (
-            f"![Worker drain]({rival.name})\n\n{machine(peers)}\n\n{peer_tables(peers)}"
-        )
+        parts["peers"] = f"![Worker drain]({rival.name})\n\n{machine(peers)}\n\n{markdown(peers)}"
         rival.write_text(bars("Worker drain, jobs per second", _peer_bars(peers)), encoding="utf-8")
     for name, body in parts.items():
         text = insert(text, name, body)
@@ -79,25 +77,6 @@ def cost_table(record: Record) -> str:
             cells = (_cpu(postgres), _wal(postgres), _cpu(sqlite))
             lines.append(f"| {what} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def peer_tables(record: Record) -> str:
-    """A table per scenario, best first."""
-    parts = []
-    for scenario, group in groupby(
-        sorted(record.rows, key=lambda r: r.scenario), key=lambda r: r.scenario
-    ):
-        rows = sorted(group, key=lambda r: r.median if r.smaller_is_better else -r.median)
-        lines = [
-            f"**{rows[0].what or scenario}**\n",
-            "| system | measured | CPU | WAL | what survives a power cut |",
-            "|---|---|---|---|---|",
-        ]
-        for row in rows:
-            cells = (row.system, _cell(row), _cpu(row), _wal(row), row.durability)
-            lines.append(f"| {' | '.join(cells)} |")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts)
 
 
 def million(record: Record) -> str:
