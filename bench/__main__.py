@@ -8,8 +8,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from bench import guard, harness, record, report
-from bench.record import Record, RecordError
-from bench.scenario import FULL, QUICK, STORES, Scenario, Size
+from bench.record import Record, RecordError, Row
+from bench.scenario import FULL, QUICK, RAW_LIMIT, STORES, Scenario, Size
 from bench.scenarios import ALL
 
 HERE = Path(__file__).parent
@@ -114,20 +114,22 @@ def _guard(options: argparse.Namespace, chosen: list[Scenario], size: Size) -> i
     recorded = None if options.record else record.load(options.recorded)
     found, has_failed = _run(options, chosen, size)
     if recorded is None:
-        found.rows = [row for row in found.rows if row.ratio is not None]
+        found.rows = [r for r in found.rows if r.ratio is not None or r.scenario == RAW_LIMIT]
         record.save(found, options.recorded)
         return int(has_failed)
-    asked = {metric.name for each in chosen for metric in each.metrics}
-    systems = {f"flowfabric-{store}" for store in STORES if options.store in (None, store)}
-    recorded.rows = [
-        row for row in recorded.rows if row.scenario in asked and row.system in systems
-    ]
+    recorded.rows = [row for row in recorded.rows if _is_asked(row, options.store, chosen)]
     compared = guard.compare(recorded, found)
     print(guard.table(compared))
     if guard.failed(compared):
         print("A ratio lost more than a fifth, or was not measured.")
         return 1
     return int(has_failed)
+
+
+def _is_asked(row: Row, store: str | None, chosen: list[Scenario]) -> bool:
+    """Whether a recorded row is to be compared: of this store, and of one of these scenarios."""
+    names = {RAW_LIMIT, *(metric.name for each in chosen for metric in each.metrics)}
+    return row.scenario in names and store in (None, row.system.rpartition("-")[2])
 
 
 def _report(path: Path, peers: Path, page: Path) -> None:

@@ -116,6 +116,9 @@ def _stats() -> dict[int, list[str]]:
     return found
 
 
-def peak_memory() -> float:
-    """Megabytes that this process has held at most."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+def memory() -> tuple[float, float]:
+    """Megabytes that this process holds, and has held at most."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    found = {name: value for name, _, value in (line.partition(":") for line in lines)}
+    now, most = (int(found[name].split()[0]) / 1000 for name in ("VmRSS", "VmHWM"))
+    return now, most

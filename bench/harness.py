@@ -39,11 +39,11 @@ class Outcome:
             self._versions["postgres"] = stores.version(servers["postgres"])
         self.failed: list[str] = []
 
-    def add(self, store: str, figures: Figures, limit: float | None) -> None:
+    def add(self, store: str, figures: Figures, limit: Figure | None) -> None:
         for name, figure in figures.items():
             self._found[name, store].append(figure)
         if limit is not None:
-            self._found[RAW_LIMIT, store].append(Figure(limit))
+            self._found[RAW_LIMIT, store].append(limit)
 
     def record(self, **facts: str) -> Record:
         return Record(record.machine_facts(**self._versions, **facts), list(self._rows()))

@@ -78,8 +78,9 @@ where ready.lane = 1 order by ready.priority, ready.created_at, ready.id limit ?
 _EVENT = "insert into event (id, at, epoch, kind) values (?, ?, ?, ?)"
 
 
-async def limit(url: str, seconds: float, payload: bytes, result: bytes) -> float:
-    """Executions per second, submitted, claimed and completed, in an empty database."""
+async def limit(url: str, seconds: float, payload: bytes, result: bytes) -> tuple[int, float]:
+    """Executions that were submitted, claimed and completed in an empty database, and the seconds
+    it took."""
     if url.startswith("sqlite"):
         path = Path(url.removeprefix("sqlite:///"))
         return await asyncio.to_thread(_sqlite, path, seconds, payload, result)
@@ -91,7 +92,7 @@ async def limit(url: str, seconds: float, payload: bytes, result: bytes) -> floa
         ]
         began = time.perf_counter()
         work = (_postgres(each, began + seconds, payload, result) for each in prepared)
-        return sum(await asyncio.gather(*work)) / (time.perf_counter() - began)
+        return sum(await asyncio.gather(*work)), time.perf_counter() - began
     finally:
         for caller in callers:
             await caller.close()
@@ -109,7 +110,7 @@ async def _postgres(prepared: list[Any], stop_at: float, payload: bytes, result:
     return done
 
 
-def _sqlite(path: Path, seconds: float, payload: bytes, result: bytes) -> float:
+def _sqlite(path: Path, seconds: float, payload: bytes, result: bytes) -> tuple[int, float]:
     connection = sqlite3.connect(path, isolation_level=None)
     connection.executescript(_SQLITE)
     run = connection.executemany
@@ -130,7 +131,7 @@ def _sqlite(path: Path, seconds: float, payload: bytes, result: bytes) -> float:
         done += len(taken)
     elapsed = time.perf_counter() - began
     connection.close()
-    return done / elapsed
+    return done, elapsed
 
 
 def _claim(connection: sqlite3.Connection, now: int) -> list[tuple[bytes, int]]:

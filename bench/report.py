@@ -1,9 +1,9 @@
 """A record as Markdown tables and plots, between the markers of docs/performance.md."""
 
 from collections.abc import Iterable
-from itertools import groupby
 from pathlib import Path
 
+from bench.peers.table import markdown
 from bench.plot import Bar, bars
 from bench.record import Record, Row
 from bench.scenario import RAW_LIMIT, share, with_unit
@@ -43,13 +43,14 @@ def write(record: Record, peers: Record | None, page: Path) -> None:
     }
     if peers is not None:
         rival = plot.with_stem(f"{plot.stem}-peers")
-        parts["peers"] = (
-            f"![Worker drain]({rival.name})\n\n{machine(peers)}\n\n{peer_tables(peers)}"
-        )
+        parts["peers"] = f"![Worker drain]({rival.name})\n\n{machine(peers)}\n\n{markdown(peers)}"
         rival.write_text(bars("Worker drain, jobs per second", _peer_bars(peers)), encoding="utf-8")
     for name, body in parts.items():
         text = insert(text, name, body)
-    plot.write_text(bars("Executions per second, 2 cores", _bars(record)), encoding="utf-8")
+    plot.write_text(
+        bars(f"Executions per second, {record.machine.get('cores', '?')} cores", _bars(record)),
+        encoding="utf-8",
+    )
     page.write_text(text, encoding="utf-8")
 
 
@@ -62,7 +63,9 @@ def table(record: Record) -> str:
     lines = ["| | Postgres | SQLite | goal |", "|---|---|---|---|"]
     for what, rows in _lines(record):
         cells = [_cell(rows.get(store)) for store in STORES]
-        lines.append(f"| {what} | {' | '.join(cells)} | {_goals(rows)} |")
+        of = next(iter(rows.values())).ratio_of
+        title = f"{what} (% of the {of})" if of else what
+        lines.append(f"| {title} | {' | '.join(cells)} | {_goals(rows)} |")
     return "\n".join(lines)
 
 
@@ -74,25 +77,6 @@ def cost_table(record: Record) -> str:
             cells = (_cpu(postgres), _wal(postgres), _cpu(sqlite))
             lines.append(f"| {what} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def peer_tables(record: Record) -> str:
-    """A table per scenario, best first."""
-    parts = []
-    for scenario, group in groupby(
-        sorted(record.rows, key=lambda r: r.scenario), key=lambda r: r.scenario
-    ):
-        rows = sorted(group, key=lambda r: r.median if r.smaller_is_better else -r.median)
-        lines = [
-            f"**{rows[0].what or scenario}**\n",
-            "| system | measured | CPU | WAL | what survives a power cut |",
-            "|---|---|---|---|---|",
-        ]
-        for row in rows:
-            cells = (row.system, _cell(row), _cpu(row), _wal(row), row.durability)
-            lines.append(f"| {' | '.join(cells)} |")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts)
 
 
 def million(record: Record) -> str:
@@ -111,20 +95,22 @@ def million(record: Record) -> str:
     return "\n".join(lines)
 
 
-def paper(record: Record, cores: int = 64, used: float = 0.7) -> str:
+def paper(record: Record, cores: int = 64, used: float = 0.7, disk: float = 1e9) -> str:
     """What a large server would do, as far as CPU and WAL decide, with the arithmetic."""
-    parts = [
-        _by_store(record, f"cost {name}").get("postgres") for name in ("server", "client", "wal")
-    ]
+    names = ("server", "client", "wal")
+    parts = [_by_store(record, f"cost {name}").get("postgres") for name in names]
     if any(part is None or part.median <= 0 for part in parts):
         return "The record has no cost per execution on Postgres."
     server, client, wal = (part.median for part in parts if part is not None)
-    rate = cores * used * 1e6 / server
+    by_cpu, by_disk = cores * used * 1e6 / server, disk / wal
+    rate = min(by_cpu, by_disk)
     return "\n".join(
         [
-            f"- Server: {cores} cores × {used:.0%} × 1,000,000 µs / {server:.0f} µs"
-            f" = **{rate:,.0f} executions/s**.",
-            f"- WAL: {rate:,.0f} × {wal:,.0f} B = {rate * wal / 1e6:,.0f} MB/s.",
+            f"- CPU of the server: {cores} cores × {used:.0%} × 1,000,000 µs / {server:.0f} µs"
+            f" = {by_cpu:,.0f} executions/s.",
+            f"- A disk that takes {disk / 1e6:,.0f} MB of WAL a second: / {wal:,.0f} B"
+            f" = {by_disk:,.0f} executions/s.",
+            f"- The smaller one decides: **{rate:,.0f} executions/s**, on paper.",
             f"- Workers and submitters: {rate:,.0f} × {client:.0f} µs"
             f" = {rate * client / 1e6:.0f} cores, without the work of the handlers.",
         ]
@@ -148,7 +134,7 @@ def _cell(row: Row | None) -> str:
         return "–"
     digits = 0 if row.high >= 100 else 1 if row.high >= 10 else 2
     spread = f" ({row.low:,.{digits}f}–{row.high:,.{digits}f})" if len(row.samples) > 1 else ""
-    ratio = f", {share(row.ratio)} of the {row.ratio_of}" if row.ratio is not None else ""
+    ratio = f", {share(row.ratio)}" if row.ratio is not None else ""
     return f"{with_unit(row.median, row.unit)}{spread}{ratio}"
 
 

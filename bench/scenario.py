@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bench import raw
-from bench.cost import Cost
+from bench.cost import Cost, counted
 
 STORES = ("postgres", "sqlite")
 PAYLOAD = b'{"article":"' + b"x" * 436 + b'"}'
@@ -18,7 +18,7 @@ RAW_LIMIT = "raw limit"
 class Size(Struct, frozen=True, kw_only=True):
     """How much is measured. The defaults are those of `make bench`."""
 
-    seconds: float = 1.5
+    seconds: float = 1.2
     """Of a closed loop."""
     loads: tuple[tuple[int, int], ...] = ((1, 1), (1, 16), (1, 100), (2, 1), (2, 16), (2, 100))
     """Processes, and callers in each."""
@@ -32,7 +32,7 @@ class Size(Struct, frozen=True, kw_only=True):
     keys: int = 1_000
     held: float = 20.0
     """Seconds that a transaction stays open."""
-    rows: int = 100_000
+    rows: int = 60_000
     """Waiting, and as many finished executions, in big tables."""
     held_keys: int = 5_000
     idle: float = 5.0
@@ -129,13 +129,16 @@ class Load:
         self.size = size
         self.fresh = fresh
         self.url = fresh()
-        self.limit: float | None = None
+        self.limit: Figure | None = None
 
     async def raw_limit(self) -> float:
         """Executions per second of the raw limit loop, measured once per scenario and repeat."""
         if self.limit is None:
-            self.limit = await raw.limit(self.fresh(), self.size.seconds, PAYLOAD, RESULT)
-        return self.limit
+            url = self.fresh()
+            async with counted(url) as cost:
+                done, seconds = await raw.limit(url, self.size.seconds, PAYLOAD, RESULT)
+            self.limit = Figure(done / seconds).costing(cost, done)
+        return self.limit.value
 
 
 Run = Callable[[Load], Awaitable[Figures]]
@@ -194,7 +197,7 @@ def percentile(values: Sequence[float], part: float) -> float:
 def with_unit(value: float, unit: str) -> str:
     """`10,000/s`, `3 ms`, `0.35 ms`, `1.1 times`"""
     digits = 0 if value >= 100 or value == round(value) else 1 if value >= 10 else 2
-    return f"{value:,.{digits}f}{'' if unit.startswith(('/', '%')) else ' '}{unit}"
+    return f"{value:,.{digits}f}{'' if unit.startswith('/') else ' '}{unit}"
 
 
 def share(ratio: float) -> str:

@@ -20,7 +20,7 @@ full_page_writes = on
 synchronous_commit = on
 shared_buffers = 1GB
 max_wal_size = 8GB
-max_connections = 100
+max_connections = 300
 jit = off
 log_min_messages = error
 """

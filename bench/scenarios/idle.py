@@ -1,11 +1,13 @@
 """What waits: idle workers, running coroutines, and a very large submission."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Any
 
-from bench.cost import counted, peak_memory
+from bench.cost import counted, memory
 from bench.crew import Line, crew
 from bench.scenario import Figure, Figures, Load, most, scenario
+from bench.scenarios.flows import working
 from bench.scenarios.worker import TEXT, Tasks, staged
 from flowfabric import Fabric, WorkerOptions
 from tests.kit.proxy import proxied
@@ -34,17 +36,14 @@ async def idle(load: Load) -> Figures:
             before = proxy.statements
             await asyncio.sleep(load.size.idle)
             found["idle statements"] = Figure((proxy.statements - before) / load.size.idle)
-    tasks = Tasks(load.fresh())
-    async with tasks.fabric as fabric:
-        names = [f"idle-{n}" for n in range(load.size.workers)]
-        workers = [await fabric.worker(WorkerOptions(name=name)) for name in names]
-        running = [asyncio.create_task(worker.run()) for worker in workers]
+    url = load.fresh()
+    async with AsyncExitStack() as stack:
+        fabric = await stack.enter_async_context(Tasks(url).fabric)
+        for _ in range(load.size.workers):
+            await stack.enter_async_context(working(fabric))
         await asyncio.sleep(settle)
-        async with counted(load.url) as cost:
+        async with counted(url) as cost:
             await asyncio.sleep(load.size.idle)
-        for worker in workers:
-            worker.stop()
-        await asyncio.gather(*running)
     found["idle cpu"] = Figure((cost.client + cost.server) / cost.seconds * 100)
     return found
 
@@ -66,7 +65,7 @@ async def hold(line: Line, number: int, url: str, count: int) -> float:
             await waits.submit_many([(n,) for n in range(start, min(count, start + 1_000))])
         for _ in range(count):
             await started.acquire()
-        found = peak_memory()
+        _, found = memory()
         release.set()
         worker.stop()
         await running
@@ -93,9 +92,10 @@ async def submit(line: Line, number: int, url: str, count: int) -> float:
         await tasks.noop.submit_many([(n, TEXT) for n in range(10)])
         await line.ready()
         arguments: list[Any] = [(n, TEXT) for n in range(count)]
-        before = peak_memory()
+        before, _ = memory()
         await tasks.noop.submit_many(arguments)
-        return max(0.0, peak_memory() - before)
+        _, most = memory()
+        return max(0.0, most - before)
 
 
 @scenario(

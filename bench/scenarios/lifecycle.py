@@ -1,6 +1,7 @@
 """submit → claim → complete through the engine, without a worker."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -120,11 +121,9 @@ async def opened(url: str) -> AsyncIterator[Engine]:
 async def closed_loop(line: Line, number: int, url: str, concurrency: int, seconds: float) -> Any:
     """One process of several, each with a lane of its own."""
     async with opened(url) as engine:
-        loop = ClosedLoop(engine, concurrency, f"lane-{number}")
-        await loop.run(seconds / 5)
-        loop._latencies.clear()
+        await ClosedLoop(engine, concurrency, f"lane-{number}").run(seconds / 5)
         await line.ready()
-        return await loop.run(seconds)
+        return await ClosedLoop(engine, concurrency, f"lane-{number}").run(seconds)
 
 
 async def measure(load: Load, processes: int, concurrency: int) -> tuple[Closed, Figure]:
@@ -180,13 +179,14 @@ async def lifecycle(load: Load) -> Figures:
 )
 async def cost(load: Load) -> Figures:
     """What one execution costs at full load, payload 450 bytes and result 90: CPU, WAL, disk."""
+    async with opened(load.url):
+        pass  # makes the tables
+    empty = await _disk(load.url)
     async with opened(load.url) as engine:
-        loop = ClosedLoop(engine, 100, "cost")
-        await loop.run(load.size.seconds / 5)
-        before, done = await _disk(load.url), 0
+        warm_up = await ClosedLoop(engine, 100, "cost").run(load.size.seconds / 5)
         async with counted(load.url) as spent:
-            done = (await ClosedLoop(engine, 100, "cost").run(load.size.seconds)).done
-        disk = (await _disk(load.url) - before) / max(1, done)
+            done = (await ClosedLoop(engine, 100, "cost").run(2 * load.size.seconds)).done
+    disk = (await _disk(load.url) - empty) / max(1, warm_up.done + done)
     each = 1e6 / max(1, done)
     found = {"cost client": Figure(spent.client * each), "cost disk": Figure(disk)}
     if load.store == "postgres":
@@ -222,8 +222,10 @@ async def claims(load: Load) -> Figures:
             await fill(engine, Submission(kind="noop", payload=PAYLOAD, lane=lane), runs)
         batched = await take(engine, "batched", runs, callers=2, batch=CALLERS)
         async with counted(load.url) as spent:
-            single = await take(engine, "single", runs, callers=CALLERS, batch=1)
-    return {"claims-64": Figure(single, batched).costing(spent, runs)}
+            single = await take(
+                engine, "single", runs, callers=CALLERS, batch=1, seconds=3 * load.size.seconds
+            )
+    return {"claims-64": Figure(single, batched).costing(spent, round(single * spent.seconds))}
 
 
 async def fill(engine: Engine, submission: Submission, count: int) -> None:
@@ -231,17 +233,20 @@ async def fill(engine: Engine, submission: Submission, count: int) -> None:
         await engine.executions.submit_many([submission] * min(5_000, count - start))
 
 
-async def take(engine: Engine, lane: str, count: int, *, callers: int, batch: int) -> float:
-    """Executions per second that are claimed and completed, by workers with names of their own."""
+async def take(
+    engine: Engine, lane: str, count: int, *, callers: int, batch: int, seconds: float = math.inf
+) -> float:
+    """Executions per second that are claimed and completed, by workers with names of their own,
+    until `count` are done or the time is up."""
     left, began = count, time.perf_counter()
 
     async def work(number: int) -> None:
         nonlocal left
         worker = WorkerIdentity("bench", f"{lane}-{number}")
-        while left > 0:
+        while left > 0 and time.perf_counter() - began < seconds:
             taken = await engine.claims.claim(worker, lanes=[lane], limit=batch, max_wait=0.02)
             left -= len(taken)
             await asyncio.gather(*(engine.attempts.complete(each, RESULT) for each in taken))
 
     await asyncio.gather(*(work(number) for number in range(callers)))
-    return count / (time.perf_counter() - began)
+    return (count - left) / (time.perf_counter() - began)

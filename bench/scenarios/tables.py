@@ -3,8 +3,9 @@
 import sqlite3
 import statistics
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import asyncpg
@@ -30,7 +31,7 @@ SMALL = "time in small tables"
     "old-transaction",
     [
         least("old-transaction", "end of an old transaction", "/s", "rate before", ratio=0.9),
-        most("old-transaction cpu", "end of an old transaction", "µs", "CPU before", ratio=1.2),
+        most("old-transaction cpu", "CPU per execution then", "µs", "CPU before", ratio=1.2),
     ],
     once=True,
 )
@@ -39,8 +40,7 @@ async def old_transaction(load: Load) -> Figures:
     Rate and CPU at the end against those before."""
     window = max(load.size.seconds, min(5.0, load.size.held / 4))
     async with opened(load.url) as engine:
-        loop = ClosedLoop(engine, 100, "held")
-        await loop.run(window / 5)
+        await ClosedLoop(engine, 100, "held").run(window / 5)
         before, spent_before = await _window(load.url, engine, window)
         async with held_open(load.url):
             await ClosedLoop(engine, 100, "held").run(max(0.0, load.size.held - window))
@@ -80,7 +80,8 @@ async def held_open(url: str) -> AsyncIterator[None]:
     [
         most("tables claim", "claim of one from big tables", of=SMALL, ratio=1.2),
         most("tables sweep", "round of the sweep over big tables", of=SMALL, ratio=1.2),
-        most("tables list", "list of a hundred from big tables", of=SMALL, ratio=1.2),
+        most("tables list", "list of the newest hundred in big tables", of=SMALL, ratio=1.2),
+        most("tables lane", "list of a hundred old ones of a lane", of=SMALL),
     ],
     once=True,
 )
@@ -91,7 +92,7 @@ async def tables(load: Load) -> Figures:
         await _fill(small, min(FEW, load.size.rows), held=0)
         await _fill(big, load.size.rows, held=load.size.held_keys)
         found = {}
-        for name, part in (("claim", _claim), ("sweep", _sweep), ("list", _list)):
+        for name, part in _PARTS.items():
             for engine in (small, big):
                 await part(engine)
             times = [(await part(small), await part(big)) for _ in range(TRIES)]
@@ -142,7 +143,15 @@ async def _sweep(engine: Engine) -> float:
     return time.perf_counter() - began
 
 
-async def _list(engine: Engine) -> float:
+async def _list(engine: Engine, lane: str | None = None) -> float:
     began = time.perf_counter()
-    await engine.views.list(Query(lane="waiting", limit=100, newest_first=True))
+    await engine.views.list(Query(lane=lane, limit=100, newest_first=True))
     return time.perf_counter() - began
+
+
+_PARTS: dict[str, Callable[[Engine], Awaitable[float]]] = {
+    "claim": _claim,
+    "sweep": _sweep,
+    "list": _list,
+    "lane": partial(_list, lane="finished"),
+}

@@ -37,7 +37,7 @@ def test_a_run_writes_a_record_and_prints_a_table(
     assert (row.scenario, row.system, len(row.samples)) == ("claims-64", "flowfabric-sqlite", 2)
     assert row.ratio is not None
     out, err = capsys.readouterr()
-    assert "| claims of one each by 64 callers |" in out
+    assert "| claims of one each by 64 callers (% of the batched claims) |" in out
     assert "[1/2] claims on sqlite, repeat 1: claims-64" in err
 
 

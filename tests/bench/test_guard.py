@@ -74,3 +74,18 @@ def test_the_table_names_the_loss() -> None:
     assert "-50%" in text
     assert "LOSS" in text
     assert "RECORDED RATIO UNUSABLE" in text
+
+
+def test_cpu_is_compared_with_that_of_the_raw_limit_loop() -> None:
+    def measured(raw: float, cpu: float) -> Record:
+        limit = row("raw limit", "raw-sqlite", "/s", [1.0], cpu_us=raw)
+        drain = one(0.5)
+        drain.cpu_us = cpu
+        return record(limit, drain)
+
+    found = compare(measured(50.0, 100.0), measured(60.0, 150.0))
+    assert [(each.scenario, each.verdict) for each in found] == [
+        ("drain", Verdict.OK),
+        ("drain CPU", Verdict.LOSS),
+    ]
+    assert (found[1].recorded, found[1].now) == (2.0, 2.5)

@@ -35,8 +35,8 @@ PAGE = "\n".join(
 def test_a_table_shows_medians_spread_ratio_and_whether_the_goal_was_reached() -> None:
     text = report.table(RECORD)
     assert (
-        "| drain | 10,000/s (9,000–11,000), 50 % of the raw limit"
-        " | 6/s (5.50–6.50), 50 % of the raw limit | Postgres ≥ 8,000/s: reached |"
+        "| drain (% of the raw limit) | 10,000/s (9,000–11,000), 50 %"
+        " | 6/s (5.50–6.50), 50 % | Postgres ≥ 8,000/s: reached |"
     ) in text
     assert "| pickup | 3 ms | – | ≤ 2 ms: **missed** |" in text
     assert "| raw limit loop | 20,000/s | – |  |" in text
@@ -51,16 +51,11 @@ def test_a_million_and_the_large_server_are_arithmetic() -> None:
     assert "| CPU of the client | 60 s | – |" in text
     assert "| WAL written | 2.00 GB | – |" in text
     paper = report.paper(RECORD)
-    assert "64 cores × 70% × 1,000,000 µs / 80 µs = **560,000 executions/s**" in paper
-    assert "1,120 MB/s" in paper
-    assert "= 34 cores" in paper
+    assert "64 cores × 70% × 1,000,000 µs / 80 µs = 560,000 executions/s" in paper
+    assert "1,000 MB of WAL a second: / 2,000 B = 500,000 executions/s" in paper
+    assert "**500,000 executions/s**" in paper
+    assert "500,000 × 60 µs = 30 cores" in paper
     assert "no cost" in report.paper(Record({}, []))
-
-
-def test_peers_are_listed_best_first() -> None:
-    text = report.peer_tables(RECORD)
-    assert text.index("flowfabric-postgres | 10,000/s") < text.index("flowfabric-sqlite | 6/s")
-    assert "what survives a power cut" in text
 
 
 def test_the_page_is_filled_in_between_its_markers_as_often_as_one_likes(tmp_path: Path) -> None:
@@ -72,7 +67,9 @@ def test_the_page_is_filled_in_between_its_markers_as_often_as_one_likes(tmp_pat
     assert page.read_text(encoding="utf-8") == once
     assert "old" not in once.replace("threshold", "")
     assert once.startswith("# machine\n<!-- bench:machine -->\n\ncores 2.\n")
-    ElementTree.parse(tmp_path / "performance.svg")
+    assert "| flowfabric-postgres | 10,000 (9,000-11,000) |" in once
+    for name in ("performance.svg", "performance-peers.svg"):
+        ElementTree.parse(tmp_path / name)
 
 
 def test_without_peers_their_part_stays(tmp_path: Path) -> None:
@@ -129,7 +126,7 @@ def test_numbers_are_short() -> None:
     assert with_unit(12_345.6, "/s") == "12,346/s"
     assert with_unit(12.34, "ms") == "12.3 ms"
     assert with_unit(0.354, "ms") == "0.35 ms"
-    assert with_unit(1.25, "% of a core") == "1.25% of a core"
+    assert with_unit(1.25, "% of a core") == "1.25 % of a core"
 
 
 def test_percentiles_and_ratios() -> None:

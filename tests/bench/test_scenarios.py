@@ -37,7 +37,7 @@ async def test_a_scenario_finds_its_figures(
         assert figure.value >= 0
     if any("raw limit" in (metric.ratio_of or "") for metric in scenario.metrics):
         assert load.limit is not None
-        assert load.limit > 0
+        assert load.limit.value > 0
 
 
 def test_names_are_unique() -> None:

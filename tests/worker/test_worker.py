@@ -115,6 +115,41 @@ async def test_a_worker_larger_than_a_claim_fills_up_without_a_pause(
         await until(lambda: worker.completed == 1100)
 
 
+async def test_a_slot_that_is_freed_during_a_claim_is_filled_without_a_hint(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim that got all it asked for is followed by another one: more may wait."""
+    engine = await fabric.engine()
+    go_on = [asyncio.Event() for _ in range(4)]
+
+    @fabric.task()
+    async def job(n: int) -> None:
+        await go_on[n].wait()
+
+    await job.submit_many([(n,) for n in range(4)])
+    claim = engine.claims.claim
+
+    async def until_stopped(*_: Any) -> bool:
+        return await asyncio.Event().wait()
+
+    async with working(fabric, concurrency=2, ttl=Millis(30_000)) as worker:
+        await until(lambda: len(worker.active) == 2)
+
+        async def slow(*args: Any, **kwargs: Any) -> Any:
+            taken = await claim(*args, **kwargs)
+            go_on[1].set()
+            await until(lambda: worker.completed == 2)
+            return taken
+
+        monkeypatch.setattr(engine.claims, "claim", slow)
+        monkeypatch.setattr(engine.store.hints, "wait", until_stopped)
+        go_on[0].set()
+        await until(lambda: len(worker.active) == 2 and worker.completed == 2)
+        go_on[2].set()
+        go_on[3].set()
+        await until(lambda: worker.completed == 4)
+
+
 async def test_a_task_may_have_a_limit_of_its_own(fabric: Fabric, gauge: Gauge) -> None:
     @fabric.task(worker_concurrency=2)
     async def narrow() -> None:
