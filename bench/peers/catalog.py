@@ -18,6 +18,13 @@ class System(Struct):
     steps: bool = False
     """Whether it has durable steps."""
     settings: dict[str, str] = field(default_factory=dict)
+    """Of a variant: the same system, set up for larger batches."""
+
+    def does(self, part: str) -> bool:
+        """Larger batches matter for a backlog only."""
+        if part == "steps":
+            return self.steps
+        return part != "pickup" or not self.settings
 
 
 _AOF = "Redis AOF every second"
@@ -30,6 +37,14 @@ SYSTEMS = [
         "commit before submit returns and per ending; result, attempts, events kept",
         "100 at once, uvloop",
         steps=True,
+    ),
+    System(
+        f"{FLOWFABRIC}-500",
+        "flowfabric",
+        "postgres",
+        "the same",
+        "500 at once, uvloop",
+        settings={"CONCURRENCY": "500"},
     ),
     System(
         "flowfabric-sqlite",
