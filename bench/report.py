@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
+from bench.peers.table import setups
 from bench.plot import Bar, bars
 from bench.record import Record, Row
 from bench.scenario import RAW_LIMIT, share, with_unit
@@ -44,7 +45,8 @@ def write(record: Record, peers: Record | None, page: Path) -> None:
     if peers is not None:
         rival = plot.with_stem(f"{plot.stem}-peers")
         parts["peers"] = (
-            f"![Worker drain]({rival.name})\n\n{machine(peers)}\n\n{peer_tables(peers)}"
+            f"![Worker drain]({rival.name})\n\n{machine(peers)}\n\n{peer_tables(peers)}\n\n"
+            f"**How each was set up**\n\n{setups([row.system for row in peers.rows])}"
         )
         rival.write_text(bars("Worker drain, jobs per second", _peer_bars(peers)), encoding="utf-8")
     for name, body in parts.items():

@@ -28,13 +28,15 @@ class System(Struct):
 
 
 _AOF = "Redis AOF every second"
+_OURS = "commit before submit returns and per ending; result, attempts, events kept"
+_PGQUEUER = "commit per batch; log of statuses kept, no result"
 
 SYSTEMS = [
     System(
         FLOWFABRIC,
         "flowfabric",
         "postgres",
-        "commit before submit returns and per ending; result, attempts, events kept",
+        _OURS,
         "100 at once, uvloop",
         steps=True,
     ),
@@ -42,7 +44,7 @@ SYSTEMS = [
         f"{FLOWFABRIC}-500",
         "flowfabric",
         "postgres",
-        "the same",
+        _OURS,
         "500 at once, uvloop",
         settings={"CONCURRENCY": "500"},
     ),
@@ -50,7 +52,7 @@ SYSTEMS = [
         "flowfabric-sqlite",
         "flowfabric",
         "sqlite",
-        "the same, synchronous=FULL",
+        f"{_OURS} (synchronous=FULL)",
         "100 at once, uvloop",
         steps=True,
     ),
@@ -58,14 +60,14 @@ SYSTEMS = [
         "pgqueuer",
         "pgqueuer",
         "postgres",
-        "commit per batch; log of statuses kept, no result",
+        _PGQUEUER,
         "asyncpg, uvloop, batches of 100",
     ),
     System(
         "pgqueuer-500",
         "pgqueuer",
         "postgres",
-        "the same",
+        _PGQUEUER,
         "asyncpg, uvloop, batches of 500",
         settings={"BATCH": "500"},
     ),
