@@ -297,7 +297,7 @@ class Commands:
             for n in range(warm, warm + count):
                 submitted[n] = time.monotonic()
                 await self._adapter.submit_one(n)
-                await asyncio.sleep(random.uniform(0.02, 0.06))
+                await asyncio.sleep(random.uniform(0.015, 0.035))
             total = warm + count
             await self._until(SETTLE_WITHIN, lambda: self._marks.done(total) == total, workers)
             found = ((self._marks.at(n), began) for n, began in submitted.items())

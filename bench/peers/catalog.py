@@ -18,24 +18,41 @@ class System(Struct):
     steps: bool = False
     """Whether it has durable steps."""
     settings: dict[str, str] = field(default_factory=dict)
+    """Of a variant: the same system, set up for larger batches."""
+
+    def does(self, part: str) -> bool:
+        """Larger batches matter for a backlog only."""
+        if part == "steps":
+            return self.steps
+        return part != "pickup" or not self.settings
 
 
 _AOF = "Redis AOF every second"
+_OURS = "commit before submit returns and per ending; result, attempts, events kept"
+_PGQUEUER = "commit per batch; log of statuses kept, no result"
 
 SYSTEMS = [
     System(
         FLOWFABRIC,
         "flowfabric",
         "postgres",
-        "commit before submit returns and per ending; result, attempts, events kept",
+        _OURS,
         "100 at once, uvloop",
         steps=True,
+    ),
+    System(
+        f"{FLOWFABRIC}-500",
+        "flowfabric",
+        "postgres",
+        _OURS,
+        "500 at once, uvloop",
+        settings={"CONCURRENCY": "500"},
     ),
     System(
         "flowfabric-sqlite",
         "flowfabric",
         "sqlite",
-        "the same, synchronous=FULL",
+        f"{_OURS} (synchronous=FULL)",
         "100 at once, uvloop",
         steps=True,
     ),
@@ -43,14 +60,14 @@ SYSTEMS = [
         "pgqueuer",
         "pgqueuer",
         "postgres",
-        "commit per batch; log of statuses kept, no result",
+        _PGQUEUER,
         "asyncpg, uvloop, batches of 100",
     ),
     System(
         "pgqueuer-500",
         "pgqueuer",
         "postgres",
-        "the same",
+        _PGQUEUER,
         "asyncpg, uvloop, batches of 500",
         settings={"BATCH": "500"},
     ),

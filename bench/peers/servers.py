@@ -80,7 +80,7 @@ def written(place: Place) -> int | None:
     if place.admin is None:
         return None
     with psycopg.connect(place.admin, autocommit=True) as connection:
-        row = connection.execute("select pg_current_wal_lsn() - '0/0'").fetchone()
+        row = connection.execute("select pg_current_wal_insert_lsn() - '0/0'").fetchone()
         return int(row[0]) if row else None
 
 

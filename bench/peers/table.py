@@ -22,7 +22,7 @@ def markdown(record: Record) -> str:
     rows = {(row.system, row.scenario): row for row in record.rows}
     names = list(dict.fromkeys(row.system for row in record.rows))
     parts = [_figures(rows, names, _THROUGHPUT, cost=True), _figures(rows, names, _LATENCY)]
-    return "\n\n".join(part for part in [*parts, _setups(names)] if part) + "\n"
+    return "\n\n".join(part for part in [*parts, setups(names)] if part) + "\n"
 
 
 def _figures(
@@ -51,7 +51,8 @@ def _figures(
     return "\n".join(lines)
 
 
-def _setups(names: list[str]) -> str:
+def setups(names: list[str]) -> str:
+    """How each system is set up, and what it keeps."""
     lines = ["| system | set up | durability |", "|---|---|---|"]
     for system in SYSTEMS:
         if system.name in names:

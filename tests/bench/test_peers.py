@@ -12,7 +12,7 @@ from bench.peers import catalog, install, table
 from bench.peers.adapter import Feed, last_line, rate
 from bench.peers.catalog import FLOWFABRIC, SYSTEMS, System
 from bench.peers.marks import Marks
-from bench.peers.runner import PARTS, Asked, Figure, Plan, Results, run, turns
+from bench.peers.runner import PARTS, Asked, Figure, Plan, Results, percentile, run, turns
 from bench.peers.servers import Place, Servers
 from bench.peers.session import Session, SessionError, environment, parse
 from bench.record import Record, load, save
@@ -115,6 +115,11 @@ class TestTurns:
         found = [(part, system.name) for _, part, system in turns([A, OURS], ["one", "steps"], 1)]
         assert found == [("one", "a"), ("one", FLOWFABRIC), ("steps", FLOWFABRIC)]
 
+    def test_pickup_is_not_for_variants_with_larger_batches(self) -> None:
+        variant = System("a-500", "a", "sqlite", "", "", settings={"BATCH": "500"})
+        found = [(part, system.name) for _, part, system in turns([variant], ["one", "pickup"], 1)]
+        assert found == [("one", "a-500")]
+
 
 def test_a_system_that_fails_is_reported_and_the_rest_goes_on() -> None:
     said, tried = list[str](), list[str]()
@@ -131,6 +136,12 @@ def test_a_system_that_fails_is_reported_and_the_rest_goes_on() -> None:
     assert said[0] == "[1/4] a, one: FAILED: a worker ended with 1: no driver"
     assert said[2] == "[3/4] a, one: left out, it failed before"
     assert [(row.system, row.samples) for row in results.rows()] == [("b", [100.0, 100.0])]
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    values = [float(n) for n in range(1, 101)]
+    assert (percentile(values, 0.5), percentile(values, 0.99)) == (50.0, 99.0)
+    assert percentile([7.0], 0.99) == 7.0
 
 
 class TestRecord:

@@ -1,8 +1,8 @@
-"""FlowFabric, as its guide says: `flowfabric worker` with the default concurrency."""
+"""FlowFabric, as its guide says: `flowfabric worker`, by default with a hundred at once."""
 
 import sys
 
-from bench.peers.adapter import TEXT, Adapter, Feed, url
+from bench.peers.adapter import TEXT, Adapter, Feed, setting, url
 from bench.peers.marks import mark
 from flowfabric import Context, Fabric
 
@@ -44,9 +44,9 @@ class System(Adapter):
         await noop.submit_many([(n, TEXT) for n in numbers])
 
     def workers(self, processes: int) -> list[list[str]]:
-        app = f"{__name__}:fabric"
-        command = [sys.executable, "-m", "flowfabric.cli", "worker", app, "--log-level", "warning"]
-        return [command] * processes
+        command = [sys.executable, "-m", "flowfabric.cli", "worker", f"{__name__}:fabric"]
+        options = ["--concurrency", str(setting("CONCURRENCY", 100)), "--log-level", "warning"]
+        return [[*command, *options]] * processes
 
     async def left(self) -> int:
         counts = (await (await fabric.engine()).views.counts(lane="default")).by_state
