@@ -64,6 +64,7 @@ class Session:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
+                bufsize=0,  # what an adapter that ended never read must not come up again at close
                 start_new_session=True,
             )
 
@@ -97,7 +98,6 @@ class Session:
     def _write(self, command: str) -> None:
         assert self.process.stdin
         self.process.stdin.write(f"{command}\n".encode())
-        self.process.stdin.flush()
 
     def _read(self, timeout: float) -> bytes:
         assert self.process.stdout
