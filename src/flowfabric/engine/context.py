@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from flowfabric.core.base.errors import StoreFull, StoreReadOnly
-from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.ids import ANYWHERE, ExecutionId
 from flowfabric.core.base.numbers import check_flag
 from flowfabric.core.base.text import check_text
 from flowfabric.core.base.time import NO_TIME, Millis, Span, check_span
@@ -158,24 +158,22 @@ class Service:
 
     async def _decide_loaded(
         self,
-        id: str | UUID,
+        id: str,
         needs: NeedsOf,
         rule: Callable[Concatenate[Snapshot | None, Millis, Loaded, P], Change[T]],
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """As `_decide`, for a rule that needs more than the execution itself. The uuid alone names
-        an execution in whichever partition it is."""
+        """As `_decide`, for a rule that needs more than the execution itself."""
         return await self._decide_loaded_on(
             None, id, needs, lambda found, now, loaded: rule(found, now, loaded, *args, **kwargs)
         )
 
     async def _decide_loaded_on(
-        self, held: Snapshot | None, id: str | UUID, needs: NeedsOf, rule: LoadedRule[T]
+        self, held: Snapshot | None, id: str, needs: NeedsOf, rule: LoadedRule[T]
     ) -> T:
         """The same, on a value the caller already has: the first round does not load it."""
-        key = id if isinstance(id, UUID) else ExecutionId(id)
-        uuid = key if isinstance(key, UUID) else key.uuid
+        key = ExecutionId(id)
 
         def exactly(snapshot: Snapshot | None, now: Millis, loaded: Loaded) -> Change[T]:
             return rule(_exactly(snapshot, key), now, loaded)
@@ -185,11 +183,11 @@ class Service:
             # Without the flag there is nothing to load.
             return needs(found) if found and found.head.flags & Flags.WAITPOINTS else None
 
-        return await self._context.decisions.decide_loaded(uuid, exactly, needed, held)
+        return await self._context.decisions.decide_loaded(key.uuid, exactly, needed, held)
 
 
-def _exactly(snapshot: Snapshot | None, id: ExecutionId | UUID) -> Snapshot | None:
+def _exactly(snapshot: Snapshot | None, id: ExecutionId) -> Snapshot | None:
     """An id with the right uuid in another partition names nothing."""
-    if isinstance(id, UUID) or snapshot is None or snapshot.execution.id == id:
+    if snapshot is None or id.partition_index == ANYWHERE or snapshot.execution.id == id:
         return snapshot
     return None

@@ -129,6 +129,7 @@ def arguments(lab: Lab, world: World) -> dict[str, Any]:
         "claim": world.claim, "handle": lab.engine.attempts.seal(world.claim),
         "waitpoint": world.waitpoint, "expires_in": 1_000, "terms": Terms(decisions=("yes",)),
         "lasting": False, "slot": fresh_id(lab), "suspension": fresh_id(lab), "approver": "ada",
+        "on_moved": print, "made": None,
         "decisions": ("yes",), "single_use": False, "request": request(lab),
         "expires_at": Millis(lab.clock.now() + 5_000), "name": "go", "suffix": "1",
         "dedup_ttl": 1_000, "max_signals": 50, "token": world.token,

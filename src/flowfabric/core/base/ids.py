@@ -16,6 +16,8 @@ from msgspec import msgpack, to_builtins
 from flowfabric.core.base.errors import Invalid, InvalidId
 
 PARTITIONS = 256
+ANYWHERE = -1
+"""The partition of an id whose partition its owner does not know."""
 
 #: How many partitions each family of records is spread over.
 PARTITION_COUNTS = {"fp": PARTITIONS, "b": 32, "q": 32}
@@ -91,6 +93,11 @@ class ExecutionId(str):
     def member(cls, flow: UUID, uuid: UUID) -> Self:
         """The id of a member of `flow`, in the partition of the flow."""
         return cls.of(flow_partition(flow), uuid)
+
+    @classmethod
+    def anywhere(cls, uuid: UUID) -> Self:
+        """The id of the execution with this uuid, whatever its partition."""
+        return cls.of(ANYWHERE, uuid)
 
     @property
     def partition_index(self) -> int:

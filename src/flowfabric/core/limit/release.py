@@ -148,7 +148,12 @@ def release(view: QuotaView, now: Millis, most: int) -> Release:
     return Release(
         versions={n: v for each in lines if each.order for n, v in each.need.versions.items()},
         moves=moves,
-        turns=_turns_to_write(lines),
+        turns={
+            (quota.name, each.line.id): each.order
+            for each in lines
+            if each.order
+            for quota in each.need.quotas
+        },
         admissions=(admissions := room.admissions),
         forget={
             name: Millis(forgotten_at(now) - view.quotas[name].longest_window)
@@ -158,19 +163,6 @@ def release(view: QuotaView, now: Millis, most: int) -> Release:
         emptied=max((n.taken for n in lines if n.taken == len(n.line.waiting)), default=0),
         next_at=min(filter(None, (served.opens_at(room) for served in lines)), default=None),
     )
-
-
-def _turns_to_write(lines: "Sequence[_Served]") -> dict[tuple[str, int], int]:
-    """The turns of the lines that were served. Where each key has limits of its own and nothing
-    else, one line takes nothing from another and its place among them decides nothing: there only
-    the latest turn is written, which later moments follow."""
-    last = max(lines, key=lambda each: each.order, default=None)
-    return {
-        (quota.name, each.line.id): each.order
-        for each in lines
-        if each.order and (each is last or each.need.compete)
-        for quota in each.need.quotas
-    }
 
 
 def forgotten_at(now: Millis) -> Millis:
@@ -228,13 +220,12 @@ def _next_moment(turn: int) -> int:
 class Need(Struct, frozen=True):
     """What a combination of uses needs: slots below caps, starts within rates. A decision requires
     `versions` to be current; 0 means that the quota must not exist. A deleted quota limits
-    nothing. `compete`: other lines may need the same room."""
+    nothing."""
 
     slots: tuple[tuple[Key, int], ...]
     rates: tuple[tuple[Key, Rate], ...]
     quotas: tuple[Quota, ...]
     versions: dict[str, int]
-    compete: bool
 
 
 class _Served:
@@ -299,8 +290,7 @@ class Room:
                 quotas.append(quota)
                 slots += [((use.quota, key), cap) for cap, key in _caps(quota, use)]
                 rates += [((use.quota, key), rate) for rate, key in _rates(quota, use)]
-        compete = len(uses) > 1 or any([key[1] == ALL for key, _ in (*slots, *rates)])
-        return Need(tuple(slots), tuple(rates), tuple(quotas), versions, compete)
+        return Need(tuple(slots), tuple(rates), tuple(quotas), versions)
 
     def has_slot(self, need: Need) -> bool:
         return not any([self._used.get(key, 0) >= cap for key, cap in need.slots])

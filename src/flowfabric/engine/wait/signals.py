@@ -41,12 +41,9 @@ MAX_PAGE = 1000
 class Signals(Service):
     """`engine.signals`"""
 
-    async def deliver(
-        self, id: str | UUID, delivery: Delivery, token: Token | str | None
-    ) -> SignalAnswer:
+    async def deliver(self, id: str, delivery: Delivery, token: Token | str | None) -> SignalAnswer:
         """Delivers a signal for a sender that presents a valid token of the waitpoint. An unknown
-        waitpoint and a wrong token get the same answer. Here and below `id` may be the uuid
-        alone."""
+        waitpoint and a wrong token get the same answer."""
         wanted = check_delivery(delivery)
         kid = token.kid if isinstance(token, Token) else _kid(token)
         credential = Credential(await self._context.ring.for_token(kid), token)
@@ -100,7 +97,7 @@ class Signals(Service):
             id, lambda found: rules.needs_to_deliver(found, delivery), rule
         )
 
-    async def send(self, id: str | UUID, name: str, delivery: Delivery) -> SignalAnswer:
+    async def send(self, id: str, name: str, delivery: Delivery) -> SignalAnswer:
         """Delivers a signal to what waits for `name` in the execution, now or later. The caller is
         the application itself: no token."""
         wanted, name = check_delivery(delivery), check_channel(name)
@@ -114,7 +111,7 @@ class Signals(Service):
             kid,
         )
 
-    async def decide(self, id: str | UUID, name: str, delivery: Delivery) -> SignalAnswer:
+    async def decide(self, id: str, name: str, delivery: Delivery) -> SignalAnswer:
         """An approver's decision on the approval `name`, vouched for by the application."""
         wanted = replace(check_delivery(delivery), category=APPROVAL)
         name = check_channel(name)
@@ -126,7 +123,7 @@ class Signals(Service):
             wanted,
         )
 
-    async def decide_at(self, id: str | UUID, delivery: Delivery) -> SignalAnswer:
+    async def decide_at(self, id: str, delivery: Delivery) -> SignalAnswer:
         """The same at the waitpoint that the delivery names, though others may have its name."""
         wanted = replace(check_delivery(delivery), category=APPROVAL)
         return await self._decide_loaded(
@@ -141,7 +138,11 @@ class Signals(Service):
             raise Invalid("only a bound token can be revoked on its own: revoke all of them")
         token_id = "" if claims is None else claims.id
         await self._decide_loaded(
-            id, lambda found: rules.needs_of_tokens(found, target), rules.revoke, target, token_id
+            id,
+            lambda found: rules.needs_of_tokens(found, target),
+            rules.revoke,
+            target,
+            token_id,
         )
 
     async def of(self, id: str, *, after: int = 0, limit: int = 100) -> list[ReceivedSignal]:

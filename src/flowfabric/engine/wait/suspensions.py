@@ -178,6 +178,8 @@ class Suspensions(Service):
         if not check_signal_name(key, "waitpoint key"):
             raise Invalid("waitpoint_key_empty")
         span = None if expires_in is None else check_span(expires_in, "expires_in", 1)
+        if on_moved is not None and not callable(on_moved):
+            raise Invalid("on_moved is a function that takes the claim")
         execution, owner = self._attempts.unpack(owned)
         latest: Snapshot | None = None
         new = NewWaitpoint(
@@ -293,6 +295,8 @@ class Suspensions(Service):
         """The same token whenever it is asked for, also when its waitpoint is closed by now or its
         tokens were revoked; for an approver one that is bound to them and to one use. Empty when
         its key is gone. `made` is the waitpoint, if the caller has just made it."""
+        if made is not None:
+            check_kind_of(made, Waitpoint, "made")
         row = made or await self._row(uuid, waitpoint)
         ring = await self._context.ring.read()
         if row is None or ring.current is None:

@@ -1,6 +1,6 @@
 """What the application does for runs that wait: send signals, decide approvals, list waitpoints."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -9,13 +9,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid, NotFound
-from flowfabric.core.base.ids import ExecutionId, RunId, parse_run_id, parse_uuid
+from flowfabric.core.base.ids import ANYWHERE, ExecutionId, RunId, parse_run_id, parse_uuid
 from flowfabric.core.base.numbers import check_limit, check_names
 from flowfabric.core.base.redact import without_secrets
 from flowfabric.core.base.text import check_signal_name
 from flowfabric.core.base.time import Millis, optional_datetime, parse_span, to_datetime
 from flowfabric.core.wait.model import Effect, Terms
-from flowfabric.core.wait.signal import APPROVAL, Accepted, Delivery, DuplicateSignal
+from flowfabric.core.wait.signal import (
+    APPROVAL,
+    Accepted,
+    Delivery,
+    DuplicateSignal,
+    SignalAnswer,
+)
 from flowfabric.core.wait.token import Token
 from flowfabric.core.wait.waitpoint import OpenWaitpoint
 from flowfabric.engine.engine import Engine
@@ -104,12 +110,12 @@ class SignalsApi:
             delay=None if delay is None else parse_span(delay, "delay"),
         )
         if waitpoint is not None:
-            return _sent(await engine.signals.deliver(id, delivery, token))
+            return await _answer(id, engine.signals.deliver(id, delivery, token))
         if token is not None:
             raise Invalid(_WHERE_IT_BELONGS)
         if name is None:
             raise Invalid("a signal to a run has a name")
-        return _sent(await engine.signals.send(id, name, delivery))
+        return await _answer(id, engine.signals.send(id, name, delivery))
 
     async def approve(
         self,
@@ -217,11 +223,13 @@ class SignalsApi:
         if token is not None:
             if waitpoint is None:
                 raise Invalid(_WHERE_IT_BELONGS)
-            return _sent(await engine.signals.deliver(id, delivery, token))
+            return await _answer(id, engine.signals.deliver(id, delivery, token))
         if waitpoint is not None:
-            return _sent(await engine.signals.decide_at(id, delivery))
-        wanted = await _only_approval(engine, await find_id(engine, id)) if name is None else name
-        return _sent(await engine.signals.decide(id, wanted, delivery))
+            return await _answer(id, engine.signals.decide_at(id, delivery))
+        wanted = name
+        if wanted is None:
+            wanted = await _only_approval(engine, await find_id(engine, id.uuid))
+        return await _answer(id, engine.signals.decide(id, wanted, delivery))
 
 
 async def open_waitpoints(
@@ -254,23 +262,29 @@ def waitpoint_info(item: OpenWaitpoint) -> WaitpointInfo:
     )
 
 
-def _address(target: object) -> tuple[ExecutionId | UUID, UUID | None]:
-    """The run, by its uuid alone if no more is known, and the waitpoint if the target names one."""
+def _address(target: object) -> tuple[ExecutionId, UUID | None]:
+    """The run, and the waitpoint if the target names one."""
     if isinstance(target, Run):
         return target.id, None
     if isinstance(target, UUID | RunId):
-        return parse_run_id(target), None
+        return _whole(target), None
     if not isinstance(target, str):
         raise Invalid(f"a run, or an id, not {type(target).__name__}")
     id, slash, waitpoint = target.partition("/")
     found = parse_uuid(waitpoint, "waitpoint") if slash else None
-    return parse_run_id(id), found
+    return _whole(id), found
+
+
+def _whole(id: object) -> ExecutionId:
+    """With the partition if it says one: the uuid alone names the run wherever it is."""
+    found = parse_run_id(id)
+    return ExecutionId.anywhere(found) if isinstance(found, UUID) else found
 
 
 async def _located(engine: Engine, target: object) -> tuple[RunId, UUID | None]:
     """The same with the whole id of the run."""
     id, waitpoint = _address(target)
-    return await find_id(engine, id), waitpoint
+    return await find_id(engine, id.uuid if id.partition_index == ANYWHERE else id), waitpoint
 
 
 async def _named(engine: Engine, id: RunId, name: str | None) -> UUID:
@@ -315,7 +329,16 @@ async def _all_waitpoints(engine: Engine, wanted: int) -> list[OpenWaitpoint]:
     return found[:wanted]
 
 
-def _sent(answer: Accepted | DuplicateSignal) -> Sent:
+async def _answer(id: ExecutionId, sending: Awaitable[SignalAnswer]) -> Sent:
+    try:
+        return _sent(await sending)
+    except NotFound as error:
+        if error.entity != "execution":
+            raise
+        raise NotFound("execution", id.uuid) from None
+
+
+def _sent(answer: SignalAnswer) -> Sent:
     match answer:
         case DuplicateSignal(signal=signal):
             return Sent(signal, "duplicate", duplicate=True)
