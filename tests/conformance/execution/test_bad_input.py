@@ -118,6 +118,7 @@ BY_ID: dict[str, Call] = {
 OF_ANOTHER_THING = {
     "budgets.reserve",
     "suspensions.create_waitpoint",
+    "suspensions.make_waitpoint",
     "flows.create",
     "flows.declare",
     "flow_views.get",

@@ -129,7 +129,7 @@ def arguments(lab: Lab, world: World) -> dict[str, Any]:
         "claim": world.claim, "handle": lab.engine.attempts.seal(world.claim),
         "waitpoint": world.waitpoint, "expires_in": 1_000, "terms": Terms(decisions=("yes",)),
         "lasting": False, "slot": fresh_id(lab), "suspension": fresh_id(lab), "approver": "ada",
-        "on_moved": print, "made": None,
+        "made": None,
         "decisions": ("yes",), "single_use": False, "request": request(lab),
         "expires_at": Millis(lab.clock.now() + 5_000), "name": "go", "suffix": "1",
         "dedup_ttl": 1_000, "max_signals": 50, "token": world.token,
@@ -171,6 +171,7 @@ def special(lab: Lab, world: World) -> dict[str, dict[str, Any]]:
         "suspensions.issue_token": {"id": world.suspended},
         "suspensions.close_waitpoint": {"id": world.suspended},
         "suspensions.create_waitpoint": {"id": fresh_id(lab)},
+        "suspensions.make_waitpoint": {"id": fresh_id(lab)},
         "suspensions.handle": {"suspended": NowSuspended(fresh_id(lab), (), world.claim.snapshot)},
         "suspensions.tickets": {"waitpoints": (Waitpoint(
             world.waitpoint, world.suspended.uuid, "go", Millis(5), "k1"),)},

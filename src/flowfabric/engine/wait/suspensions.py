@@ -1,6 +1,5 @@
 """Waiting for the outside world: suspending, waitpoints and their tokens."""
 
-from collections.abc import Callable
 from uuid import UUID
 
 from msgspec import Struct
@@ -64,6 +63,14 @@ class Ticket(Struct, frozen=True):
     id: UUID
     key: str
     token: Token | None
+
+
+class MadeWaitpoint(Struct, frozen=True):
+    """A waitpoint, and the claim as it stands since: what its owner decides next on that one needs
+    no load."""
+
+    waitpoint: Waitpoint
+    claim: Claim | None
 
 
 class SuspendedExecution(Struct, frozen=True):
@@ -169,17 +176,30 @@ class Suspensions(Service):
         terms: Terms | None = None,
         lasting: bool = False,
         slot: UUID | None = None,
-        on_moved: Callable[[Claim], None] | None = None,
     ) -> Waitpoint:
+        """As `make_waitpoint`, for a caller that needs the waitpoint alone."""
+        made = await self.make_waitpoint(
+            owned, key, expires_in=expires_in, id=id, terms=terms, lasting=lasting, slot=slot
+        )
+        return made.waitpoint
+
+    async def make_waitpoint(
+        self,
+        owned: Owned,
+        key: str,
+        *,
+        expires_in: Span | None = None,
+        id: UUID | None = None,
+        terms: Terms | None = None,
+        lasting: bool = False,
+        slot: UUID | None = None,
+    ) -> MadeWaitpoint:
         """Makes a pending waitpoint: its token can be handed out, and signals are kept for the
         suspension that will wait at it. It closes with the attempt unless it is `lasting`. It takes
-        the place of a pending one with the same `slot`. `on_moved` is given the claim as it stands
-        then: what its owner decides next on that one needs no load."""
+        the place of a pending one with the same `slot`."""
         if not check_signal_name(key, "waitpoint key"):
             raise Invalid("waitpoint_key_empty")
         span = None if expires_in is None else check_span(expires_in, "expires_in", 1)
-        if on_moved is not None and not callable(on_moved):
-            raise Invalid("on_moved is a function that takes the claim")
         execution, owner = self._attempts.unpack(owned)
         latest: Snapshot | None = None
         new = NewWaitpoint(
@@ -204,9 +224,9 @@ class Suspensions(Service):
             lambda found: waitpoint_rules.needs_waitpoints(found, new.id),
             create,
         )
-        if on_moved is not None and latest is not None and isinstance(owned, Claim):
-            on_moved(replace(owned, snapshot=latest))
-        return made
+        if latest is None or not isinstance(owned, Claim):
+            return MadeWaitpoint(made, None)
+        return MadeWaitpoint(made, replace(owned, snapshot=latest))
 
     async def close_waitpoint(
         self, id: str, waitpoint: UUID, *, reason: str = "closed"

@@ -420,17 +420,19 @@ class WaitsApi:
         self, id: UUID, key: str, terms: Terms | None = None, slot: UUID | None = None
     ) -> str:
         scope = self._scope
-        self._made[id] = await scope.until_available(
-            lambda: self._engine.suspensions.create_waitpoint(
+        made = await scope.until_available(
+            lambda: self._engine.suspensions.make_waitpoint(
                 scope.lease.claim,
                 key,
                 id=id,
                 terms=terms,
                 lasting=True,
                 slot=slot,
-                on_moved=scope.lease.moved,
             )
         )
+        self._made[id] = made.waitpoint
+        if made.claim is not None:
+            scope.lease.moved(made.claim)
         return str(id)
 
     async def _token(

@@ -215,19 +215,20 @@ class Parking:
         asked = [binding for waiter in self._waiters.values() for binding in waiter.wait.bindings]
         for binding in asked:
             if binding.terms is not None and binding.id not in self._opened:
-                await until_available(
+                made = await until_available(
                     partial(
-                        self._engine.suspensions.create_waitpoint,
+                        self._engine.suspensions.make_waitpoint,
                         self._claim,
                         binding.key,
                         id=binding.id,
                         terms=binding.terms,
                         lasting=True,
                         slot=binding.slot,
-                        on_moved=self._lease.moved,
                     ),
                     self._halt.__bool__,
                 )
+                if made.claim is not None:
+                    self._lease.moved(made.claim)
                 self._opened.add(binding.id)
 
     async def _is_stuck(self) -> bool:
