@@ -102,7 +102,7 @@ class Suspensions(Service):
         lease is kept. A repeat with the same idempotency key gets the first answer."""
         if isinstance(owned, str) and self._attempts.open(owned).kind is HandleKind.SUSPENDED:
             raise AlreadySuspended("the handle has given up its lease: the run is suspended")
-        wanted = self._checked(request)
+        wanted = _checked(request, self._now())
         id, owner = self._attempts.unpack(owned)
         wanted = await self._signed(wanted)
         return await self._decide_loaded_on(
@@ -115,7 +115,7 @@ class Suspensions(Service):
     async def go_on(self, claim: Claim, request: Suspend) -> AlreadyMet | None:
         """Ends waits that kept signals satisfy, and records their steps; None when there is
         nothing to go on with. The lease is kept either way."""
-        wanted = await self._signed(self._checked(request))
+        wanted = await self._signed(_checked(request, self._now()))
         id, owner = self._attempts.unpack(claim)
         met = await self._met(id, owner, wanted, few=True)
         if isinstance(met, NotMet) and met.partly:
@@ -405,14 +405,6 @@ class Suspensions(Service):
         waits = [found[uuid].life.waits if uuid in found else None for uuid in uuids]
         return [0 if each is None else each.signals for each in waits]
 
-    def _checked(self, request: Suspend) -> Suspend:
-        wanted = check_suspend(check_kind_of(request, Suspend, "request"), self._now())
-        for binding in wanted.bindings:
-            parse_uuid(binding.id, "waitpoint")
-            if binding.terms is not None:
-                check_terms(binding.terms)
-        return wanted
-
     async def _signed(self, request: Suspend) -> Suspend:
         """With a key for its fresh waitpoints; if all exist already, none is made for them."""
         uses = {binding.use for binding in request.bindings}
@@ -476,6 +468,15 @@ def _named(name: object, what: str) -> str:
     if not text:
         raise Invalid(f"a {what} without a name")
     return text
+
+
+def _checked(request: Suspend, now: Millis) -> Suspend:
+    wanted = check_suspend(check_kind_of(request, Suspend, "request"), now)
+    for binding in wanted.bindings:
+        parse_uuid(binding.id, "waitpoint")
+        if binding.terms is not None:
+            check_terms(binding.terms)
+    return wanted
 
 
 def _signable(ring: Keyring, waitpoint: Waitpoint, now: Millis) -> Waitpoint:

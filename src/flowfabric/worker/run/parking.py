@@ -215,9 +215,9 @@ class Parking:
         asked = [binding for waiter in self._waiters.values() for binding in waiter.wait.bindings]
         for binding in asked:
             if binding.terms is not None and binding.id not in self._opened:
-                made = await until_available(
+                await until_available(
                     partial(
-                        self._engine.suspensions.make_waitpoint,
+                        self._engine.suspensions.create_waitpoint,
                         self._claim,
                         binding.key,
                         id=binding.id,
@@ -227,8 +227,6 @@ class Parking:
                     ),
                     self._halt.__bool__,
                 )
-                if made.claim is not None:
-                    self._lease.moved(made.claim)
                 self._opened.add(binding.id)
 
     async def _is_stuck(self) -> bool:
