@@ -126,7 +126,7 @@ def test_a_wrong_signal_is_one_readable_line(cli: Cli, words: list[str], complai
 
 def test_a_signal_to_nobody_is_not_found(cli: Cli) -> None:
     cli("migrate")
-    assert cli.complaint("signal", NOBODY, "paid", code=3) == "no such run"
+    assert cli.complaint("signal", NOBODY, "paid", code=3) == f"no run {NOBODY}"
 
 
 def test_a_signal_to_a_run_that_has_ended_fails(cli: Cli, patient: Patient) -> None:

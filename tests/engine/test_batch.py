@@ -283,3 +283,17 @@ async def test_a_key_that_thousands_share_does_not_make_every_batch_read_the_who
     await asyncio.gather(*map(batcher.put, items))
     assert door.written == items
     assert asked <= len(items) * (batch.MAX_ITEMS + 1)
+
+
+async def test_what_waits_when_the_loop_ends_is_given_up() -> None:
+    """Its caller must not wait for ever, and no task be left behind."""
+    door = Door()
+    batcher = Batcher("test", door.flush)
+    first = batcher.put("a")
+    await door.entered.wait()
+    second = batcher.put("b")
+    assert batcher._task is not None
+    batcher._task.cancel()
+    for future in (first, second):
+        with pytest.raises(FlowFabricError, match="the engine was stopped"):
+            await future

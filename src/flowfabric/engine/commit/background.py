@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Hashable, Iterable
+from contextlib import suppress
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -72,8 +73,9 @@ class Background:
             await self.attempt(work(), about)
         finally:
             # Here and not later: a caller that finds nothing under way starts the next task.
-            if (task := asyncio.current_task()) is not None:
-                self._tasks.discard(task)
+            with suppress(RuntimeError):  # there is no loop any more
+                if (task := asyncio.current_task()) is not None:
+                    self._tasks.discard(task)
 
     async def _keyed(self, key: K, work: Work) -> None:
         try:

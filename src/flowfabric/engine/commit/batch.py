@@ -13,7 +13,7 @@ other is written.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from time import monotonic
 from typing import Generic, TypeVar
 
@@ -103,6 +103,10 @@ class Batcher(Generic[Item, Answer]):
                 await self._flush_one(self._next_batch(self._most(began)))
                 self._flushed_at = monotonic()
                 self._took = self._flushed_at - began
+        except BaseException:  # the loop ends: what waits is not flushed any more
+            _abandon(self._queue)
+            self._queue.clear()
+            raise
         finally:
             self._task = None
 
@@ -168,7 +172,7 @@ def _settle(future: "asyncio.Future[Answer]", answer: Answer | Exception) -> Non
         future.set_result(answer)
 
 
-def _abandon(batch: list[tuple[Item, "asyncio.Future[Answer]"]]) -> None:
+def _abandon(batch: Iterable[tuple[Item, "asyncio.Future[Answer]"]]) -> None:
     for _, future in batch:
         if not future.done():
             future.set_exception(FlowFabricError("the engine was stopped; the effect is unknown"))
