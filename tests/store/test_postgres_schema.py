@@ -13,7 +13,7 @@ from flowfabric.store.clock import ManualClock
 from flowfabric.store.postgres import open_postgres
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.postgres.due import LARGE
-from flowfabric.store.postgres.marks import HIGHEST, LOWEST
+from flowfabric.store.postgres.low_water import HIGHEST, LOWEST
 from flowfabric.store.rows.execution import COLUMNS, EVENT, EXECUTION, SNAPSHOT, STEP
 from flowfabric.store.sql import load_migrations, load_queries
 from tests.kit.postgres import Databases

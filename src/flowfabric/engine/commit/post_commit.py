@@ -50,9 +50,12 @@ class Commit(Struct, frozen=True, kw_only=True):
     reopened: bool = False
 
     @property
-    def hinted(self) -> bool:
-        """Whether other tasks and processes get a hint of it."""
-        return bool(self.ready or self.ended or self.ended_flows or self.signalled)
+    def topics(self) -> Topic:
+        """What other tasks and processes get a hint of."""
+        topics = Topic.WORK if self.ready else Topic(0)
+        if self.ended or self.ended_flows:
+            topics |= Topic.ENDINGS
+        return topics | Topic.SIGNALS if self.signalled else topics
 
 
 class Subscriber(Protocol):
@@ -72,7 +75,7 @@ class PostCommit:
     def publish(self, commit: Commit) -> None:
         for subscriber in self._subscribers:
             subscriber.committed(commit)
-        if topics := _topics(commit):
+        if topics := commit.topics:
             self._store.hints.send(topics)
 
     def due(self, at: Millis) -> None:
@@ -131,13 +134,6 @@ class PostCommit:
                 due_at=_earliest(due),
             )
         )
-
-
-def _topics(commit: Commit) -> Topic:
-    topics = Topic.WORK if commit.ready else Topic(0)
-    if commit.ended or commit.ended_flows:
-        topics |= Topic.ENDINGS
-    return topics | Topic.SIGNALS if commit.signalled else topics
 
 
 def _earliest(moments: Iterable[Millis | None]) -> Millis | None:

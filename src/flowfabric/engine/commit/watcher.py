@@ -121,7 +121,7 @@ class Watcher(Generic[T]):
 
     def committed(self, commit: Commit) -> None:
         """What this process ended itself is answered at once: its own hints need no look."""
-        self._own_hints += commit.hinted
+        self._own_hints += bool(commit.topics)
         if not self._waiters:
             return
         for uuid, found in self._awaited.ended_by(commit).items():

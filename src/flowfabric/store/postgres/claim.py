@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Active
 from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.marks import Look
+from flowfabric.store.postgres.low_water import Look
 from flowfabric.store.postgres.session import PostgresSession
 from flowfabric.store.queries import ClaimCall, Suspects, Taken
 from flowfabric.store.readable import SET_ASIDE
@@ -184,8 +184,8 @@ async def _take(
 async def _take_marked(
     session: PostgresSession, connection: Connection, call: ClaimCall, values: tuple[Any, ...]
 ) -> list[Any]:
-    """Skips rows that are dead but cannot be removed, if there are many (`marks.py`)."""
-    marks, routes, now = session.learned.marks, values[0], values[1]
+    """Skips rows that are dead but cannot be removed, if there are many (`low_water.py`)."""
+    marks, routes, now = session.learned.low_water, values[0], values[1]
     if marks.engaged and (block := marks.due(now)) is not None:
         await _look_behind(session, connection, now, block)
     ranges = marks.ranges(routes)
@@ -205,7 +205,7 @@ async def _look_behind(
     session: PostgresSession, connection: Connection, now: Millis, block: int
 ) -> None:
     """Finds rows that claims would skip, in the table from this block on."""
-    marks = session.learned.marks
+    marks = session.learned.low_water
     began = time.perf_counter()
     rows = await connection.fetch(session.queries["stray_ready"], (block, 0), *marks.skipped)
     look = Look(time.perf_counter() - began, rows[0]["blocks"], rows[0]["dead"])

@@ -109,7 +109,7 @@ order by s.rank, s.id
 -- taken: `taken_leases_by_lane` can, and costs more. Nor is anything taken while there are routes above
 -- $9, the newest one the caller knows: better work may be there. Of the routes it looks only at ranks
 -- from $11 to below $12; with $13, `firsts` has for each of these parts the first rank there is a row
--- at (`marks.py`).
+-- at (`low_water.py`).
 with open as materialized (
     select r.number, r.low, r.high, r.place, (
         select case when l.concurrency is null then l.state else 2 end

@@ -5,6 +5,19 @@
 -- exists, its edges keep their places. Rows of `lease` are changed in place: their version and expiry
 -- are compared in the statement that moves them, which looks again at a row that it had to wait for.
 
+-- part: made_ready
+-- What was `moved` waits for a worker.
+made_ready as (
+    insert into {schema}.ready (
+        id, version, epoch, rank, flags, attempt, start, life,
+        route, timeout, held_until, held_for, lost, queue
+    )
+    select
+        g.id, g.version, g.epoch, g.rank, g.flags, g.attempt, g.start, g.life,
+        g.route, g.timeout, g.held_until, g.held_for, g.lost, g.queue
+    from moved g
+)
+
 -- part: written_beside
 -- What changes write beside the rows that were `moved`.
 told as (
@@ -69,16 +82,8 @@ with moved as (
     where t.ctid = g.place
     returning g.*
 ),
-made_ready as (
-    insert into {schema}.ready (
-        id, version, epoch, rank, flags, attempt, start, life,
-        route, timeout, held_until, held_for, lost, queue
-    )
-    select
-        g.id, g.version, g.epoch, g.rank, g.flags, g.attempt, g.start, g.life,
-        g.route, g.timeout, g.held_until, g.held_for, g.lost, g.queue
-    from moved g
-),
+-- include: made_ready
+,
 -- include: written_beside
 select moved.id from moved
 
@@ -94,7 +99,7 @@ with moved as (
         id, version, epoch, rank, flags, attempt, start, life,
         timeout, gate, due_at, since, note, queue, expected, expires_at
     )
-    where l.id = g.id and l.version = g.expected and l.expires_at = g.expires_at
+    where l.id = any(array[g.id]) and l.version = g.expected and l.expires_at = g.expires_at
     returning g.*
 ),
 made_parked as (
@@ -128,7 +133,7 @@ with moved as (
         claim, worker, started_at, expires_at, times_out_at, renewed_at, route, queue,
         expected, expired_at
     )
-    where l.id = g.id and l.version = g.expected and l.expires_at = g.expired_at
+    where l.id = any(array[g.id]) and l.version = g.expected and l.expires_at = g.expired_at
     returning l.id
 ),
 -- include: written_beside
@@ -136,7 +141,7 @@ select moved.id from moved
 
 -- name: readied_directly
 -- From `parked` to `ready`.
-with gone as (
+with moved as (
     delete from {schema}.parked t
     using (
         select f.ctid as place, m.*
@@ -156,16 +161,8 @@ with gone as (
     where t.ctid = g.place
     returning g.*
 ),
-made_ready as (
-    insert into {schema}.ready (
-        id, version, epoch, rank, flags, attempt, start, life,
-        route, timeout, held_until, held_for, lost, queue
-    )
-    select
-        g.id, g.version, g.epoch, g.rank, g.flags, g.attempt, g.start, g.life,
-        g.route, g.timeout, g.held_until, g.held_for, g.lost, g.queue
-    from gone g
-),
+-- include: made_ready
+,
 told as (
     insert into {schema}.event (id, at, kind, epoch, attempt, worker, detail)
     select v.id, v.at, v.kind, v.epoch, v.attempt, v.worker, v.detail
@@ -173,7 +170,7 @@ told as (
         $16::uuid[], $17::bigint[], $18::smallint[], $19::integer[], $20::integer[],
         $21::integer[], $22::bytea[]
     ) as v (id, at, kind, epoch, attempt, worker, detail)
-    where (v.id in (select gone.id from gone)) is true
+    where (v.id in (select moved.id from moved)) is true
 ),
 settled as (
     update {schema}.edge t set outcome = g.outcome
@@ -184,7 +181,7 @@ settled as (
         cross join lateral (
             select s.ctid from {schema}.edge s where s.flow = c.flow and s.id = c.id offset 0
         ) f
-        where (c.downstream in (select gone.id from gone)) is true
+        where (c.downstream in (select moved.id from moved)) is true
     ) g
     where t.ctid = g.place
 ),
@@ -195,10 +192,10 @@ owed as (
         $27::uuid[], $28::uuid[], $29::uuid[], $30::integer[], $31::smallint[],
         $32::smallint[], $33::boolean[]
     ) as c (by, flow, id, number, kind, outcome, spared)
-    where (c.by in (select gone.id from gone)) is true
+    where (c.by in (select moved.id from moved)) is true
     on conflict (flow, id, number, kind) do nothing
 )
-select gone.id from gone
+select moved.id from moved
 
 -- name: ended_directly
 -- From `ready` or `parked` to `done`; a version is in one place only.

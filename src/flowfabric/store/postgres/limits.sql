@@ -5,6 +5,14 @@ insert into {schema}.queue (quota, id, uses, key)
 select * from unnest($1::text[], $2::bigint[], $3::bytea[], $4::text[])
 on conflict (quota, id) do nothing
 
+-- part: may_be_taken
+-- Of one that waits, `p`: whether any worker could take it now. Routes of $7 are closed; of those of $8
+-- nothing begins.
+cardinality($7::integer[]) + cardinality($8::integer[]) = 0 or (
+    select e.route <> all($7) and (e.route <> all($8) or p.start not in (0, 2))
+    from {schema}.execution e where e.id = p.id
+)
+
 -- name: quota_view
 -- Everything a release decides on, as one moment saw it. Each row says what it is (first column):
 -- 0 a quota, 1 a line, 2 one who waits in it, 3 how many slots a queue has, 4 an admission, 5 the
@@ -19,10 +27,7 @@ with first as materialized (
     cross join lateral (
         select p.id, p.version, p.rank, p.start from {schema}.parked p
         where p.queue = a.n and p.gate = 8 and (
-            cardinality($7::integer[]) + cardinality($8::integer[]) = 0 or (
-                select e.route <> all($7) and (e.route <> all($8) or p.start not in (0, 2))
-                from {schema}.execution e where e.id = p.id
-            )
+            -- include: may_be_taken
         )
         order by p.rank, p.id
         limit $4
@@ -37,10 +42,7 @@ line as materialized (
             cross join lateral (
                 select from {schema}.parked p
                 where p.queue = q.id and p.gate = 8 and (
-                    cardinality($7::integer[]) + cardinality($8::integer[]) = 0 or (
-                        select e.route <> all($7) and (e.route <> all($8) or p.start not in (0, 2))
-                        from {schema}.execution e where e.id = p.id
-                    )
+                    -- include: may_be_taken
                 )
                 limit 1
             ) w
@@ -67,10 +69,7 @@ waiting as materialized (
     cross join lateral (
         select p.id, p.version, p.rank, p.start from {schema}.parked p
         where p.queue = line.id and p.gate = 8 and (
-            cardinality($7::integer[]) + cardinality($8::integer[]) = 0 or (
-                select e.route <> all($7) and (e.route <> all($8) or p.start not in (0, 2))
-                from {schema}.execution e where e.id = p.id
-            )
+            -- include: may_be_taken
         )
         order by p.rank, p.id
         limit $4
@@ -169,10 +168,7 @@ from (
 cross join lateral (
     select p.id, p.version, p.rank, p.start from {schema}.parked p
     where p.queue = m.queue and p.gate = 8 and p.start = 4 and (
-        cardinality($7::integer[]) + cardinality($8::integer[]) = 0 or (
-            select e.route <> all($7) and (e.route <> all($8) or p.start not in (0, 2))
-            from {schema}.execution e where e.id = p.id
-        )
+        -- include: may_be_taken
     )
     order by p.rank, p.id
     limit $4

@@ -9,7 +9,7 @@ from flowfabric.core.execution.model import Snapshot
 from flowfabric.store.clock import StoreClock
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.postgres.link import Link
-from flowfabric.store.postgres.marks import ReadyMarks
+from flowfabric.store.postgres.low_water import LowWaterMarks
 from flowfabric.store.postgres.names import NameBook
 from flowfabric.store.postgres.wake import Notices
 from flowfabric.store.postgres.wires import Wires
@@ -32,7 +32,7 @@ class Learned:
         """Whether a suspect waited at the last claim."""
         self.special: set[tuple[str, ...]] = set()
         """Lanes of claims that met a lane which drains or has a concurrency."""
-        self.marks = ReadyMarks()
+        self.low_water = LowWaterMarks()
         """Below which ranks claims have nothing to look at, where that is worth knowing."""
         self.settled = 0
         """The number up to which every event can be read."""

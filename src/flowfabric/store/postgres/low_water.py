@@ -55,7 +55,7 @@ class Look(NamedTuple):
     dead: int
 
 
-class ReadyMarks:
+class LowWaterMarks:
     """For each route, the marks by the rank at which their priority begins."""
 
     def __init__(self) -> None:

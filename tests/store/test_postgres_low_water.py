@@ -12,9 +12,9 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.execution.rank import RANK_STEP
 from flowfabric.core.execution.submission import Submission, create
-from flowfabric.store.postgres import PostgresStore, marks
+from flowfabric.store.postgres import PostgresStore, low_water
 from flowfabric.store.postgres.dialer import PINNED, turn_into
-from flowfabric.store.postgres.marks import (
+from flowfabric.store.postgres.low_water import (
     ASK_EVERY,
     FEW_DEAD,
     HIGHEST,
@@ -24,8 +24,8 @@ from flowfabric.store.postgres.marks import (
     LOWEST,
     SHARE,
     Look,
+    LowWaterMarks,
     Ranges,
-    ReadyMarks,
 )
 from tests.kit.postgres import Databases
 from tests.store.postgres_bench import Bench, migrated_template, opened, uuids
@@ -48,19 +48,19 @@ async def bench(database: str) -> AsyncIterator[Bench]:
 @pytest.fixture
 def skipping(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """A bench that does not stop to skip because there are few dead rows."""
-    monkeypatch.setattr(marks, "FEW_DEAD", 0)
+    monkeypatch.setattr(low_water, "FEW_DEAD", 0)
     return bench
 
 
-def marks_of(store: PostgresStore) -> ReadyMarks:
-    return store.session.learned.marks
+def marks_of(store: PostgresStore) -> LowWaterMarks:
+    return store.session.learned.low_water
 
 
-def is_engaged(found: ReadyMarks) -> bool:
+def is_engaged(found: LowWaterMarks) -> bool:
     return found.engaged
 
 
-async def engaged(bench: Bench) -> ReadyMarks:
+async def engaged(bench: Bench) -> LowWaterMarks:
     """The store skips what was claimed before; nothing waits."""
     found = marks_of(bench.store)
     found.engage(bench.now)
@@ -164,7 +164,7 @@ async def test_without_dead_rows_every_claim_looks_at_everything(bench: Bench) -
 async def test_an_open_transaction_makes_claims_skip_until_it_ends(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(marks, "SLOW", 0.0)
+    monkeypatch.setattr(low_water, "SLOW", 0.0)
     found = marks_of(bench.store)
     old = await bench.raw()
     transaction = old.transaction(isolation="repeatable_read")
@@ -191,7 +191,7 @@ async def test_an_open_transaction_makes_claims_skip_until_it_ends(
 
 
 def test_claims_that_read_much_more_than_they_find_skip() -> None:
-    found = ReadyMarks()
+    found = LowWaterMarks()
     assert not found.wonders(NOW, 0.0)
     assert found.wonders(NOW, 1.0)
     found.walked(NOW, 0, 0)
@@ -205,7 +205,7 @@ def test_claims_that_read_much_more_than_they_find_skip() -> None:
 
 
 def test_the_marks_follow_the_first_row_of_each_priority() -> None:
-    found = ReadyMarks()
+    found = LowWaterMarks()
     found.engage(NOW)
     begin = -5 * RANK_STEP
     ranges = found.ranges([7])
@@ -221,7 +221,7 @@ def test_the_marks_follow_the_first_row_of_each_priority() -> None:
 
 
 def test_the_whole_table_is_looked_through_as_often_as_its_cost_allows() -> None:
-    found = ReadyMarks()
+    found = LowWaterMarks()
     found.engage(NOW)
     assert found.due(NOW) is None
     assert found.due(Millis(NOW + LOOK_AROUND_EVERY)) == 0
@@ -239,7 +239,17 @@ def test_the_whole_table_is_looked_through_as_often_as_its_cost_allows() -> None
 # -- what else dead rows must not slow down
 
 
-@pytest.mark.parametrize("name", ["ended_leases", "renewed_leases", "progress_writes"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ended_leases",
+        "ended_with_downstreams",
+        "held_directly",
+        "progress_writes",
+        "renewed_leases",
+        "suspended_directly",
+    ],
+)
 async def test_leases_are_found_by_id_when_the_server_believes_there_are_none(
     bench: Bench, name: str
 ) -> None:
