@@ -9,6 +9,7 @@
     │   ├── InvalidHandle           a forged, truncated or foreign handle
     │   ├── InvalidBlockingReason   a reason that no admission block has
     │   ├── PayloadTooLarge         more bytes than the limit allows
+    │   │   └── RetentionLimitExceeded  a frame or a summary of a stream that is too large
     │   ├── FenceRequired           an owner operation without a fence
     │   ├── PartialFence            only one or two members of a fence
     │   ├── CapabilityMismatch      the worker lacks capabilities the run requires
@@ -31,6 +32,12 @@
     │       ├── TokenRevoked        the token was revoked
     │       ├── TokenUsed           a single-use token that was already used
     │       └── InvalidSecret       the stored key cannot be used
+    ├── Unauthenticated             the caller is unknown: present a valid access token
+    │   ├── MissingCredentials      no access token was presented
+    │   ├── InvalidCredentials      forged, cut off, or of no token that exists
+    │   ├── CredentialsExpired      the access token, or this secret of it, has expired
+    │   └── CredentialsRevoked      the access token was revoked
+    ├── Forbidden                   the caller is known, but its token does not allow this
     ├── NotFound                    no such run, grant, lane, …
     ├── Contention                  lost a race, or not possible now: load and decide again
     │   ├── NotEligible             not waiting for a claim at this moment
@@ -43,7 +50,10 @@
     │   ├── WaitpointExists         the id of a new waitpoint is taken
     │   ├── StaleRevision           the graph changed since it was read
     │   ├── FlowConflict            the flow, edge or member exists with other values
+    │   │   ├── AlreadyInFlow       the run is a member of another flow
+    │   │   └── EdgeExists          the id of a new edge is taken
     │   ├── RotationConflict        the key id exists with another secret
+    │   ├── TokenExists             an access token of that name is in use
     │   ├── Locked                  a transaction of the application holds the row
     │   └── RetryExhausted          lost the same race ten times in a row
     ├── WrongState                  the run is in another state
@@ -51,6 +61,8 @@
     │   │   ├── StaleLease          the fence is not the current one
     │   │   ├── LeaseExpired        the lease expired
     │   │   ├── LeaseRevoked        an operator took the lease away
+    │   │   ├── StaleOwner          the output stream belongs to another lease by now
+    │   │   ├── StreamClosed        the output stream was closed with its attempt
     │   │   └── NotActive           no worker runs it (carries how it ended, if it did)
     │   ├── AlreadyEnded            the run has ended: there is nothing to cancel
     │   ├── NotTerminal             only an ended run can do this
@@ -159,6 +171,10 @@ class PayloadTooLarge(Invalid):
         self.limit = limit
 
 
+class RetentionLimitExceeded(PayloadTooLarge):
+    code = "retention_limit_exceeded"
+
+
 class FenceRequired(Invalid):
     code = "fence_required"
 
@@ -262,6 +278,43 @@ class InvalidSecret(Unauthorized):
     code = "invalid_secret"
 
 
+class Unauthenticated(FlowFabricError):
+    """The caller could not be identified, so nothing was read or done. The text says no more than
+    the class does, and never contains a token."""
+
+    code = "unauthenticated"
+
+
+class MissingCredentials(Unauthenticated):
+    code = "missing_credentials"
+
+
+class InvalidCredentials(Unauthenticated):
+    """Also raised for the name of a token that does not exist, so that callers cannot find out
+    which ones do."""
+
+    code = "invalid_credentials"
+
+
+class CredentialsExpired(Unauthenticated):
+    code = "credentials_expired"
+
+
+class CredentialsRevoked(Unauthenticated):
+    code = "credentials_revoked"
+
+
+class Forbidden(FlowFabricError):
+    """The caller is known, but its access token lacks `scope`, or is limited to namespaces that do
+    not include what was asked for."""
+
+    code = "forbidden"
+
+    def __init__(self, detail: str, *, scope: str | None = None) -> None:
+        super().__init__(detail)
+        self.scope = scope
+
+
 class NotFound(FlowFabricError):
     """There is no such run, task, lane or schedule; `entity` and `key` say which. The entity of a
     run is `execution`, the engine's word."""
@@ -321,8 +374,34 @@ class FlowConflict(Contention):
     code = "flow_conflict"
 
 
+class AlreadyInFlow(FlowConflict):
+    """`flow` is the flow that the run is a member of."""
+
+    code = "execution_already_in_flow"
+
+    def __init__(self, flow: UUID) -> None:
+        super().__init__(f"already_member_of_different_flow:{flow}")
+        self.flow = flow
+
+
+class EdgeExists(FlowConflict):
+    """`edge`, `upstream` and `downstream` are those of the edge that has the id."""
+
+    code = "dependency_already_exists"
+
+    def __init__(self, edge: UUID, upstream: UUID, downstream: UUID) -> None:
+        super().__init__(f"edge {edge} leads from run {upstream} to run {downstream}")
+        self.edge = edge
+        self.upstream = upstream
+        self.downstream = downstream
+
+
 class RotationConflict(Contention):
     code = "rotation_conflict"
+
+
+class TokenExists(Contention):
+    code = "token_exists"
 
 
 class Locked(Contention):
@@ -357,6 +436,14 @@ class LeaseExpired(LeaseLost):
 
 class LeaseRevoked(LeaseLost):
     code = "lease_revoked"
+
+
+class StaleOwner(LeaseLost):
+    code = "stale_owner_cannot_append"
+
+
+class StreamClosed(LeaseLost):
+    code = "stream_closed"
 
 
 class NotActive(LeaseLost):

@@ -56,6 +56,23 @@ def flow_partition(flow: UUID) -> int:
     return crc16(flow.bytes) % PARTITIONS
 
 
+_HOMES = 0x666C_6F77_6661_8000_8000_0000_0000_0000
+"""No flow has an id that begins like this: `home_of` numbers them."""
+
+
+@lru_cache(maxsize=PARTITIONS)
+def home_of(partition: int) -> UUID:
+    """What stands for the flow of an execution that a client has put into a partition, as long as
+    it has not joined the flow that it was put there for."""
+    homes = (UUID(int=_HOMES + number) for number in range(1 << 16))
+    return next(home for home in homes if flow_partition(home) == partition)
+
+
+def is_home(flow: UUID) -> bool:
+    """Whether this is no flow but the home of executions that may join one."""
+    return _HOMES <= flow.int < _HOMES + (1 << 16)
+
+
 class ExecutionId(str):
     """The text `{fp:N}:<uuid>`, validated on construction.
 
@@ -178,6 +195,7 @@ def new_uuid7(now: int, entropy: int) -> UUID:
     return read_uuid(number.to_bytes(16, "big"))
 
 
+@lru_cache(maxsize=4096)
 def derive_attempt_id(execution: UUID, index: int) -> UUID:
     """The id of attempt `index` of an execution; the same arguments always give the same id."""
     return uuid5(execution, str(index))

@@ -11,7 +11,7 @@ from flowfabric.core.base.errors import Invalid, NotEligible
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import cleanup as cleanup_rules
-from flowfabric.core.execution.attempts import attempt_of, closing_attempts
+from flowfabric.core.execution.attempts import ATTEMPT_TIMEOUT, attempt_of, closing_attempts
 from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.gate import admit
@@ -127,9 +127,7 @@ def fail(
     lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
         return lease
-    if may_retry(
-        snapshot.execution.rules.retry_policy, snapshot.life.retries, Category(failure.category)
-    ):
+    if may_retry(snapshot.execution.rules.retry_policy, snapshot.life.retries, failure.category):
         return _schedule_retry(snapshot, now, lease, failure, jitter)
     return _end_failed(snapshot, now, lease, failure, Outcome.FAILED)
 
@@ -137,7 +135,7 @@ def fail(
 def time_out(snapshot: Snapshot, now: Millis, lease: Lease, jitter: float) -> "Change[Failing]":
     """The attempt exceeded its timeout: a failure of category timeout, and `expired` if no retry is
     left."""
-    failure = Failure(message="attempt_timeout", category=Category.TIMEOUT)
+    failure = Failure(message=ATTEMPT_TIMEOUT, category=Category.TIMEOUT)
     if may_retry(snapshot.execution.rules.retry_policy, snapshot.life.retries, Category.TIMEOUT):
         return _schedule_retry(snapshot, now, lease, failure, JitterSource(jitter))
     return _end_failed(snapshot, now, lease, failure, Outcome.EXPIRED)

@@ -4,6 +4,7 @@ The current attempt is part of the state row; it gets its own row only when anot
 it. So the common execution, which runs once, writes no attempt row at all.
 """
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.base.time import Millis
@@ -12,6 +13,7 @@ from flowfabric.core.execution.model import (
     Attempt,
     AttemptOutcome,
     Ended,
+    Failure,
     Lease,
     Lost,
     LostLease,
@@ -19,6 +21,17 @@ from flowfabric.core.execution.model import (
     Snapshot,
     Start,
 )
+from flowfabric.core.execution.outcome import CloseReason
+from flowfabric.core.execution.retry import Category
+
+ATTEMPT_TIMEOUT = "attempt_timeout"
+"""The message of the failure of an attempt that exceeded its timeout."""
+
+SUSPENSION_TIMEOUT = "suspension_timeout:"
+"""Prefix of the failure, or of the cancel reason, of a run whose wait timed out."""
+
+IMPOSSIBLE = "dependency_impossible"
+"""The cancel reason of a run whose dependencies cannot be met any more."""
 
 _ENDINGS = {
     Outcome.SUCCESS: AttemptOutcome.SUCCESS,
@@ -27,6 +40,64 @@ _ENDINGS = {
     Outcome.CANCELLED: AttemptOutcome.CANCELLED,
     Outcome.SKIPPED: AttemptOutcome.CANCELLED,
 }
+
+_CLOSINGS = {
+    AttemptOutcome.SUCCESS: CloseReason.SUCCESS,
+    AttemptOutcome.FAILURE: CloseReason.FAILURE,
+    AttemptOutcome.CANCELLED: CloseReason.CANCELLED,
+    AttemptOutcome.RECLAIMED: CloseReason.RECLAIMED,
+}
+
+_RUN_CLOSINGS = {
+    Outcome.SUCCESS: CloseReason.SUCCESS,
+    Outcome.FAILED: CloseReason.FAILURE,
+    Outcome.CANCELLED: CloseReason.CANCELLED,
+    Outcome.EXPIRED: CloseReason.EXPIRED,
+    Outcome.SKIPPED: CloseReason.DEPENDENCY_IMPOSSIBLE,
+}
+
+
+class StreamClosing(Struct, frozen=True):
+    """When and why an output stream was closed."""
+
+    at: Millis
+    reason: CloseReason
+
+
+def closing_of(attempt: Attempt) -> StreamClosing | None:
+    """When and why the stream of an attempt was closed; None if it goes on. The answer stays the
+    same whatever happens to the run afterwards."""
+    if attempt.closed is not None and attempt.closed_at is not None:
+        return StreamClosing(attempt.closed_at, attempt.closed)
+    if not attempt.outcome.final:
+        return None
+    reason = attempt.closed or _CLOSINGS[attempt.outcome]
+    if reason is CloseReason.FAILURE and is_timeout(attempt.failure):
+        reason = CloseReason.EXPIRED
+    return StreamClosing(attempt.ended_at or Millis(0), reason)
+
+
+def closing_of_run(snapshot: Snapshot, ended: Ended) -> StreamClosing:
+    """When and why a run closes the stream of the attempt that was current at its end, or that it
+    was to have next."""
+    life = snapshot.life
+    parked = ended.lease is None or life.cleanup is not None
+    said = life.failure.message if life.failure else life.cancel_reason or ""
+    reason = _RUN_CLOSINGS[ended.outcome]
+    if ended.outcome is Outcome.CANCELLED and life.cancel_reason == IMPOSSIBLE:
+        reason = CloseReason.DEPENDENCY_IMPOSSIBLE
+    elif parked and said.startswith(SUSPENSION_TIMEOUT):
+        reason = CloseReason.SUSPENSION_TIMEOUT
+    return StreamClosing(ended.ended_at, reason)
+
+
+def is_timeout(failure: Failure | None) -> bool:
+    """Whether an attempt failed because it exceeded its timeout."""
+    return (
+        failure is not None
+        and failure.message == ATTEMPT_TIMEOUT
+        and failure.category == Category.TIMEOUT
+    )
 
 
 def inline_attempts(snapshot: Snapshot) -> tuple[Attempt, ...]:
@@ -80,7 +151,11 @@ def _ended_attempt(snapshot: Snapshot, ended: Ended) -> Attempt | None:
         if paused is None:
             return None
         record = paused
-    return replace(record, failure=snapshot.life.failure, result=ended.result)
+    record = replace(record, failure=snapshot.life.failure, result=ended.result)
+    closed = closing_of_run(snapshot, ended).reason
+    if record.closed is not None or closed is _CLOSINGS[outcome]:
+        return record
+    return replace(record, closed=closed)
 
 
 def attempt_of(
@@ -120,6 +195,8 @@ def _from_lost_lease(
             started_at=lapsed.started_at,
             ended_at=ended_at,
             previous=_previous(lapsed.index),
+            closed=CloseReason.LEASE_REVOKED if lapsed.revoked else CloseReason.LEASE_EXPIRED,
+            closed_at=lapsed.at,
         ),
     )
 

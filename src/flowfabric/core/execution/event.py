@@ -1,11 +1,12 @@
 """Events: one row per transition, written with the change that caused it.
 
-Lease, completion, operator and signal events are projections of the same row, so that every
-transition is reported exactly once.
+Lease, completion, operator, signal and worker events are projections of the same rows, so that
+every transition is reported exactly once, under one numbering. `core.execution.event_views` has
+the shapes that subscribers see.
 """
 
 from enum import IntEnum, StrEnum
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from msgspec import Struct
@@ -13,6 +14,9 @@ from msgspec import Struct
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Outcome, WorkerIdentity
+
+LeaseChange = Literal["acquired", "reclaimed", "released", "expired", "revoked"]
+RegistryChange = Literal["registered", "changed", "marked_dead", "expired", "deregistered"]
 
 
 class EventKind(IntEnum):
@@ -48,6 +52,11 @@ class EventKind(IntEnum):
     WAITPOINT_CLOSED = 43
     PROBATION = 50
     CLEARED = 51
+    WORKER_REGISTERED = 60
+    WORKER_CHANGED = 61
+    WORKER_MARKED_DEAD = 62
+    WORKER_EXPIRED = 63
+    WORKER_DEREGISTERED = 64
 
 
 ENDING_KINDS = {
@@ -66,6 +75,7 @@ class Family(StrEnum):
     COMPLETION = "completion"
     OPERATOR = "operator"
     SIGNAL = "signal"
+    WORKER = "worker"
 
 
 class Event(Struct, frozen=True, gc=False):
@@ -80,11 +90,22 @@ class Event(Struct, frozen=True, gc=False):
     detail: dict[str, Any] | None = None
 
 
+class RegistryEvent(Struct, frozen=True):
+    """A transition of a worker's entry in the registry, about to be written with it. It belongs to
+    no execution; `detail` names the worker."""
+
+    namespace: str
+    at: Millis
+    kind: EventKind
+    detail: dict[str, Any]
+
+
 class StoredEvent(Struct, frozen=True):
-    """A transition as readers see it. `seq` is the cursor."""
+    """A transition as readers see it. `seq` is the cursor. An event of the worker registry has no
+    `id` and no lane."""
 
     seq: int
-    id: ExecutionId
+    id: ExecutionId | None
     namespace: str
     lane: str
     at: Millis
@@ -93,9 +114,10 @@ class StoredEvent(Struct, frozen=True):
     attempt: int | None = None
     worker: WorkerIdentity | None = None
     detail: dict[str, Any] | None = None
+    flow: UUID | None = None
 
     @property
-    def lease(self) -> str | None:
+    def lease(self) -> "LeaseChange | None":
         """acquired, reclaimed, released, expired or revoked; None if no lease changed."""
         if self.kind in _RELEASING and self.worker is None:
             return None
@@ -110,13 +132,18 @@ class StoredEvent(Struct, frozen=True):
         return _OPERATOR.get(self.kind)
 
     @property
+    def registry(self) -> "RegistryChange | None":
+        """What became of a worker's entry in the registry; None for other events."""
+        return _REGISTRY.get(self.kind)
+
+    @property
     def reason(self) -> str | None:
         detail = self.detail or {}
         given = detail.get("reason")
         return str(given) if given is not None else _REASON.get(self.kind)
 
 
-_LEASE = {
+_LEASE: dict[EventKind, LeaseChange] = {
     EventKind.CLAIMED: "acquired",
     EventKind.RESUMED: "acquired",
     EventKind.RECLAIMED: "reclaimed",
@@ -154,6 +181,14 @@ _OPERATOR = {
     EventKind.STEP_SKIPPED: "step_skipped",
 }
 
+_REGISTRY: dict[EventKind, RegistryChange] = {
+    EventKind.WORKER_REGISTERED: "registered",
+    EventKind.WORKER_CHANGED: "changed",
+    EventKind.WORKER_MARKED_DEAD: "marked_dead",
+    EventKind.WORKER_EXPIRED: "expired",
+    EventKind.WORKER_DEREGISTERED: "deregistered",
+}
+
 _REASON = {
     EventKind.RESUMED: "claim_resumed",
     EventKind.COMPLETED: "completed",
@@ -168,14 +203,21 @@ _REASON = {
 }
 
 
+_KINDS = {
+    Family.LEASE: frozenset(_LEASE),
+    Family.COMPLETION: frozenset(_COMPLETION),
+    Family.OPERATOR: frozenset(_OPERATOR),
+    Family.SIGNAL: frozenset({EventKind.SIGNALLED}),
+    Family.WORKER: frozenset(_REGISTRY),
+}
+
+
 def kinds_of(family: Family) -> frozenset[EventKind]:
     """The kinds of events in a family."""
-    match family:
-        case Family.LEASE:
-            return frozenset(_LEASE)
-        case Family.COMPLETION:
-            return frozenset(_COMPLETION)
-        case Family.OPERATOR:
-            return frozenset(_OPERATOR)
-        case Family.SIGNAL:
-            return frozenset({EventKind.SIGNALLED})
+    return _KINDS[family]
+
+
+def belongs_to(event: StoredEvent, family: Family) -> bool:
+    """Whether an event is one of a family. The kind alone does not say so: the end of a run
+    releases a lease only if it was running."""
+    return event.lease is not None if family is Family.LEASE else event.kind in _KINDS[family]

@@ -191,6 +191,7 @@ def lose(
         expires_at=lease.expires_at,
         at=now,
         reason=reason,
+        revoked=revoked,
     )
     attempts = closing_attempts(snapshot)
     timeout = snapshot.execution.rules.attempt_timeout

@@ -16,12 +16,13 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from flowfabric.core.base.document import Document
-from flowfabric.core.base.ids import ExecutionId, derive_attempt_id
+from flowfabric.core.base.ids import ExecutionId, derive_attempt_id, is_home
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.cleaning import Cleanup
 from flowfabric.core.execution.granted import GivenAttempt, Grant
 from flowfabric.core.execution.mismatch import CodeBlock
 from flowfabric.core.execution.outcome import AttemptOutcome as AttemptOutcome
+from flowfabric.core.execution.outcome import CloseReason
 from flowfabric.core.execution.outcome import Outcome as Outcome
 from flowfabric.core.execution.outcome import Start as Start
 from flowfabric.core.execution.policy import DEFAULT_POLICY, DEFAULT_RECLAIM_CAP, Policy
@@ -145,6 +146,7 @@ class LostLease(Struct, frozen=True, omit_defaults=True):
     expires_at: Millis
     at: Millis
     reason: str = ""
+    revoked: bool = False
 
 
 class Released(Struct, frozen=True, omit_defaults=True):
@@ -228,7 +230,8 @@ EMPTY_LIFE = Life()
 
 class Facts(Document, frozen=True, kw_only=True, omit_defaults=True):
     """The rarer facts of a submission, stored as one document. `member` is its name in a flow. A
-    fork names the run that it was `forked_from`, and the step at which, if there was one."""
+    fork names the run that it was `forked_from`, and the step at which, if there was one. `trace`
+    is the W3C trace context of the submission."""
 
     priority: int = 0
     key: str | None = None
@@ -239,6 +242,7 @@ class Facts(Document, frozen=True, kw_only=True, omit_defaults=True):
     member: str | None = None
     forked_from: str | None = None
     forked_at: str | None = None
+    trace: str | None = None
 
 
 NO_FACTS = Facts()
@@ -259,6 +263,11 @@ class Execution(Struct, frozen=True, gc=False):
         if self.flow is not None:
             return ExecutionId.member(self.flow, self.uuid)
         return ExecutionId.solo(self.route.lane, self.uuid)
+
+    @property
+    def flow_joined(self) -> UUID | None:
+        """The flow; None also for one that waits in its partition to join a flow."""
+        return None if self.flow is None or is_home(self.flow) else self.flow
 
     @property
     def kind(self) -> str:
@@ -537,7 +546,9 @@ def _attempt_going_on(state: State) -> int | None:
 
 
 class Attempt(Document, frozen=True, kw_only=True, omit_defaults=True):
-    """One numbered try. It gets its own row when another attempt replaces it."""
+    """One numbered try. It gets its own row when another attempt replaces it. `closed` and
+    `closed_at` say why and when its output stream was closed, if that differs from what the outcome
+    and the end of the attempt say."""
 
     index: int
     type: Start
@@ -553,6 +564,8 @@ class Attempt(Document, frozen=True, kw_only=True, omit_defaults=True):
     detail: dict[str, Any] = field(default_factory=dict)
     id: UUID | None = None
     policy: Policy | None = None
+    closed: CloseReason | None = None
+    closed_at: Millis | None = None
 
     @property
     def number(self) -> int:

@@ -39,3 +39,17 @@ class AttemptOutcome(StrEnum):
     @property
     def final(self) -> bool:
         return self not in (self.CREATED, self.STARTED, self.SUSPENDED)
+
+
+class CloseReason(StrEnum):
+    """Why the output stream of an attempt was closed."""
+
+    SUCCESS = "attempt_success"
+    FAILURE = "attempt_failure"
+    CANCELLED = "attempt_cancelled"
+    LEASE_EXPIRED = "lease_expired"
+    LEASE_REVOKED = "lease_revoked"
+    RECLAIMED = "reclaimed"
+    EXPIRED = "expired"
+    SUSPENSION_TIMEOUT = "suspension_timeout"
+    DEPENDENCY_IMPOSSIBLE = "dependency_impossible"

@@ -14,12 +14,17 @@ from flowfabric.core.base.time import MAX_SPAN, Millis, check_span
 Span = Annotated[int, msgspec.Meta(ge=0, le=MAX_SPAN)]
 #: The same as callers write it: milliseconds, `"5s"`, or a `timedelta`.
 AnySpan = int | str | timedelta
+#: The longest name of a category, in bytes.
+MAX_CATEGORY = 256
+#: The name of a category.
+Word = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_CATEGORY)]
 #: A count that every store can hold.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class Category(StrEnum):
-    """Why an attempt failed, as far as retries are concerned."""
+    """Why an attempt failed, as far as retries are concerned. A failure may have a word of its own
+    instead, which is retried like a transient one."""
 
     TRANSIENT = "transient"
     PERMANENT = "permanent"
@@ -84,10 +89,10 @@ class RetryPolicy(Document, frozen=True):
 
     max_retries: Count = 3
     backoff: Backoff = ExponentialBackoff()
-    retryable_categories: tuple[Category, ...] = ()
+    retryable_categories: tuple[Word, ...] = ()
 
 
-def may_retry(policy: RetryPolicy | None, retries: int, category: Category) -> bool:
+def may_retry(policy: RetryPolicy | None, retries: int, category: str) -> bool:
     """Whether a failure of `category` is retried after `retries` retries so far.
 
     Permanent failures and cancels are never retried; without a policy, nothing is.

@@ -255,6 +255,9 @@ def blocking_detail(snapshot: Snapshot) -> str | None:
             return f"attempt {next.attempt - 1} failed, retry after {due_at}"
         case Waiting(gate=Gate.RESUME_DELAY, due_at=due_at):
             return f"resume delayed until {due_at}"
+        case Waiting(gate=Gate.DEPENDENCIES) if (join := life.join) is not None:
+            left = join.n - join.succeeded - join.failed - join.skipped
+            return f"waits for {left} of {join.n} upstreams"
         case Waiting():
             return life.detail
         case Lost(revoked=True):

@@ -22,6 +22,7 @@ from flowfabric.core.base.text import (
     check_text,
 )
 from flowfabric.core.base.time import Millis, check_moment
+from flowfabric.core.base.trace import check_trace
 from flowfabric.core.execution.gate import admit
 from flowfabric.core.execution.model import (
     EMPTY_LIFE,
@@ -65,6 +66,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     creator: str | None = None
     encoding: str | None = None
     flow: UUID | None = None
+    trace: str | None = None
 
 
 class Submitted(Struct, frozen=True, gc=False):
@@ -179,6 +181,7 @@ def _facts(submission: Submission, rules: Policy, now: Millis) -> Facts:
         encoding=_optional(submission.encoding, "encoding"),
         delay_until=_moment(rules.delay_until if delay_until is None else delay_until, "delay"),
         deadline_at=_moment(deadline_at, "deadline"),
+        trace=None if submission.trace is None else check_trace(submission.trace),
     )
     return NO_FACTS if facts == NO_FACTS else facts
 

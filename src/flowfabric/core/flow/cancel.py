@@ -43,6 +43,8 @@ def announce(member: Snapshot, now: Millis, flow: Flow) -> Change[object]:
         "reason": flow.cancel.reason if flow.cancel else "",
         "member_count": flow.nodes,
     }
+    if flow.cancel is not None and flow.cancel.by is not None:
+        detail["by"] = flow.cancel.by
     event = event_of(member, now, EventKind.FLOW_CANCEL_REQUESTED, detail)
     return Change(None, member, member.to(member.state), (event,))
 

@@ -11,14 +11,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import (
-    FlowConflict,
+    AlreadyInFlow,
     Invalid,
     InvalidGraph,
     NotFound,
     NotInFlow,
     SelfEdge,
 )
-from flowfabric.core.base.ids import ExecutionId, flow_partition
+from flowfabric.core.base.ids import ExecutionId, flow_partition, is_home
 from flowfabric.core.base.numbers import check_kind_of
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change, unchanged
@@ -52,6 +52,15 @@ class AlreadyStaged(Struct, frozen=True):
     revision: int
 
 
+class Applied(Struct, frozen=True):
+    """`unsatisfied` edges into the downstream that were applied are still to be satisfied."""
+
+    unsatisfied: int
+
+
+MAX_UNAPPLIED = 256
+"""How many staged edges a flow remembers as not applied yet; what is older counts as applied."""
+
 MAX_STRAY = Millis(60_000)
 """How long an execution that is held for a flow may take to become a member of it."""
 
@@ -82,11 +91,11 @@ def join(
     if snapshot is None:
         raise NotFound("execution", id)
     home = snapshot.execution.flow
-    if home != flow.id:
-        if home is not None and snapshot.head.flags & Flags.FLOW:
-            raise FlowConflict(f"already_member_of_different_flow:{home}")
+    if home not in (None, flow.id) and not is_home(home):
+        if snapshot.head.flags & Flags.FLOW:
+            raise AlreadyInFlow(home)
         raise Invalid("partition mismatch: the run was not created for this flow")
-    if snapshot.head.flags & Flags.FLOW:
+    if home == flow.id and snapshot.head.flags & Flags.FLOW:
         return None, AlreadyMember(id, flow.nodes)
     ended = dict(flow.ended)
     if isinstance(snapshot.state, Ended):
@@ -96,6 +105,7 @@ def join(
     unsealed = snapshot.life.unsealed and flow.state is FlowState.OPEN
     life = replace(snapshot.life, unsealed=unsealed)
     member = stand(snapshot, now, life, flags=snapshot.head.flags | Flags.FLOW)
+    member = replace(member, execution=replace(member.execution, flow=flow.id))
     grown = changed(flow, now, nodes=flow.nodes + 1, revision=flow.revision + 1, ended=ended)
     # Counted here: `outbox_of` sees no ending in a change that only sets the flag.
     change = FlowChange(flow, grown, changes=(Change(None, snapshot, member),))
@@ -120,7 +130,7 @@ def stage(
         join = count(join, edge.on, upstream.state.outcome)
         settled = ((edge.id, upstream.state.outcome),)
     # Only sealed joins are judged: what waits for an upstream also waits for the seal.
-    unsealed = downstream.life.unsealed or flow.state is FlowState.OPEN
+    unsealed = downstream.life.unsealed or (flow.state is FlowState.OPEN and not flow.eager)
     gated = rejoined(downstream, now, replace(downstream.life, join=join, unsealed=unsealed))
     grown = changed(flow, now, edges=flow.edges + 1, revision=flow.revision + 1)
     change = FlowChange(

@@ -46,10 +46,15 @@ class CancelPolicy(StrEnum):
     FLOW_ONLY = "flow_only"
 
 
-class Cancellation(Struct, frozen=True):
+class Cancellation(Struct, frozen=True, omit_defaults=True):
+    """`by` is who asked for it, if that is known; `named` is what the caller called the policy, if
+    that is another word."""
+
     at: Millis
     reason: str
     policy: CancelPolicy
+    by: str | None = None
+    named: str | None = None
 
 
 class Parent(Struct, frozen=True):
@@ -61,7 +66,10 @@ class Parent(Struct, frozen=True):
 
 class Flow(Document, frozen=True, kw_only=True, omit_defaults=True):
     """`revision` grows by one with every member and every edge; `ended` counts members by how they
-    ended; `graph` is a digest of the declaration, where the graph was declared as a whole."""
+    ended; `graph` is a digest of the declaration, where the graph was declared as a whole. One that
+    is `eager` is never sealed: its members run as soon as their own edges allow, and it stays open
+    when all of them have ended. `unapplied` are its latest edges that were staged and not applied
+    yet, where a client does the two one after the other."""
 
     id: UUID = UUID(int=0)
     version: int = 1
@@ -78,6 +86,8 @@ class Flow(Document, frozen=True, kw_only=True, omit_defaults=True):
     cancel: Cancellation | None = None
     parent: Parent | None = None
     graph: str | None = None
+    eager: bool = False
+    unapplied: tuple[UUID, ...] = ()
     tags: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -158,7 +168,10 @@ def count_outbox(
 
 def _settled(flow: Flow, now: Millis) -> Flow:
     """Completed or failed once all members have ended, running again when one was replayed."""
-    over = flow.state is not FlowState.OPEN and flow.over >= flow.nodes
+    if flow.eager and not flow.nodes:
+        return flow
+    growing = flow.state is FlowState.OPEN and not flow.eager
+    over = not growing and flow.over >= flow.nodes
     ended_at = (flow.ended_at or now) if over else None
     if flow.state in (FlowState.OPEN, FlowState.CANCELLED):
         return replace(flow, ended_at=ended_at)

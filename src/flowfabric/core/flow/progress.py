@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.attempt import Delayed, pause_attempt, released, same_release
-from flowfabric.core.execution.attempts import closing_attempts
+from flowfabric.core.execution.attempts import IMPOSSIBLE, closing_attempts
 from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.cleanup import cleanup_time
 from flowfabric.core.execution.ending import end
@@ -32,7 +32,6 @@ from flowfabric.core.flow.outbox import SIBLING, MemberEnding, OutboxEntry, Outb
 from flowfabric.core.wait.model import Loaded, Needs
 from flowfabric.core.wait.resume import clean_up_first
 
-IMPOSSIBLE = "dependency_impossible"
 WAIT_CHILDREN = "wait_children"
 FEW = 8
 """A member with at most so many open edges settles them by the very commit that ends it."""

@@ -18,7 +18,7 @@ from flowfabric.core.base.document import Document
 from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.numbers import check_kind_of, check_names, check_whole
 from flowfabric.core.base.shape import check_shape
-from flowfabric.core.base.text import MAX_NAME, check_text
+from flowfabric.core.base.text import MAX_KEY, MAX_NAME, check_text
 from flowfabric.core.base.time import Millis, check_span
 from flowfabric.core.execution.schedule import Schedule, check_schedule, skip_ahead
 from flowfabric.core.limit.quota import check_quota_name
@@ -79,7 +79,7 @@ Amounts = dict[str, int]
 class Budget(Document, frozen=True, kw_only=True):
     """The definition, and what was spent in the current period. `overrun` was consumed beyond a
     hard limit (a reservation was too low) and is never part of `used`. `parts` is the number of
-    child budgets."""
+    child budgets. `labels` is free text that clients keep with the definition."""
 
     name: str = ""
     parent: str | None = None
@@ -91,6 +91,7 @@ class Budget(Document, frozen=True, kw_only=True):
     every: Millis | None = None
     cron: str | None = None
     timezone: str = "UTC"
+    labels: dict[str, str] = field(default_factory=dict)
     used: Amounts = field(default_factory=dict)
     reserved: Amounts = field(default_factory=dict)
     overrun: Amounts = field(default_factory=dict)
@@ -222,7 +223,14 @@ def check_budget(budget: Budget) -> Budget:
         raise Invalid(f"a budget of a {budget.scope} needs its id")
     if budget.every is not None or budget.cron is not None:
         _check_timing(budget)
+    _check_labels(budget.labels)
     return check_shape(budget, Budget, "budget", spans=("every",))
+
+
+def _check_labels(labels: object) -> None:
+    for name, label in check_kind_of(labels, dict, "the labels of a budget").items():
+        check_text(name, "the name of a label", limit=MAX_NAME)
+        check_text(label, f"the label {name}", limit=MAX_KEY)
 
 
 def _check_timing(budget: Budget) -> None:
@@ -314,6 +322,7 @@ def begin(budget: Budget, now: Millis) -> Budget:
         every=budget.every,
         cron=budget.cron,
         timezone=budget.timezone,
+        labels=budget.labels,
         created_at=now,
         updated_at=now,
     )

@@ -113,6 +113,7 @@ def _redefined(old: Budget, new: Budget, now: Millis) -> Budget:
         every=new.every,
         cron=new.cron,
         timezone=new.timezone,
+        labels=new.labels,
         updated_at=now,
     )
     if same_times:

@@ -83,6 +83,12 @@ class Quota(Document, frozen=True, kw_only=True):
         return (self.concurrency, self.concurrency_per_key, self.rate, self.rate_per_key)
 
     @property
+    def only_keys(self) -> bool:
+        """Whether it limits the concurrency of each key and nothing else."""
+        others = (self.concurrency, self.rate, self.rate_per_key)
+        return self.concurrency_per_key is not None and others == (None, None, None)
+
+    @property
     def longest_window(self) -> Millis:
         rates = [rate.window for rate in (self.rate, self.rate_per_key) if rate is not None]
         return max(rates, default=Millis(0))

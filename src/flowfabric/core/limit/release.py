@@ -10,6 +10,7 @@ the creation in their rank. A turn is such a moment and a number within it.
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from uuid import UUID
 
 from msgspec import Struct, field
@@ -59,13 +60,15 @@ class Line(Struct, frozen=True):
 class QuotaView(Struct, frozen=True):
     """What a release decides on. `quotas` are those that the lines use and that exist; `held` is
     the number of slots of each combination of uses; `admitted` are the windows of rates; `served`
-    is the latest turn of each quota."""
+    is the latest turn of each quota. `by_key`: each key has limits of its own and nothing else; of
+    each line there are as many candidates as free slots, and lines without any are left out."""
 
     quotas: dict[str, Quota]
     lines: Sequence[Line]
     held: Sequence[tuple[Uses, int]] = ()
     admitted: dict[Key, Window] = field(default_factory=dict)
     served: dict[str, int] = field(default_factory=dict)
+    by_key: bool = False
 
 
 class Move(Struct, frozen=True, gc=False):
@@ -128,6 +131,8 @@ def one_key(key: str) -> str:
 
 def release(view: QuotaView, now: Millis, most: int) -> Release:
     """Admits as many as there is room for, at most `most`, one of each line in turn."""
+    if view.by_key:
+        return _release_by_key(view, now, most)
     room = Room(view, now)
     lines = [_Served(line, room.need(line.uses)) for line in view.lines if line.waiting]
     queue = [(*served.place, number, served) for number, served in enumerate(lines)]
@@ -162,6 +167,33 @@ def release(view: QuotaView, now: Millis, most: int) -> Release:
         at=now,
         emptied=max((n.taken for n in lines if n.taken == len(n.line.waiting)), default=0),
         next_at=min(filter(None, (served.opens_at(room) for served in lines)), default=None),
+    )
+
+
+def _release_by_key(view: QuotaView, now: Millis, most: int) -> Release:
+    """The same where one key takes nothing from another. These lines were chosen, so they need no
+    place among the others: only the latest turn is written, which later moments follow. (A look at
+    all lines writes every turn, or it would find the same first lines again.)"""
+    ((name, quota),) = view.quotas.items()
+    cap = quota.concurrency_per_key or 0
+    room = {uses[0].key: max(0, cap - count) for uses, count in view.held}
+    lines = [
+        (line.turn, line.waiting[0].rank, line.id, line.waiting[: room.get(line.uses[0].key, cap)])
+        for line in view.lines
+        if line.waiting
+    ]
+    lines.sort(key=itemgetter(0, 1, 2))
+    turns = Turns(_latest(view), now)
+    moves: list[Move] = []
+    latest: dict[tuple[str, int], int] = {}
+    for place in range(max((len(waiting) for *_, waiting in lines), default=0)):
+        for _, _, id, waiting in lines:
+            if place < len(waiting) and len(moves) < most:
+                candidate = waiting[place]
+                latest = {(name, id): turns.next(candidate.uuid)}
+                moves.append(Move(candidate.uuid, candidate.version, turns.moment))
+    return Release(
+        versions={name: quota.version} if moves else {}, moves=moves, turns=latest, at=now
     )
 
 

@@ -15,6 +15,7 @@ from flowfabric.core.base.errors import NotSuspended
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import NO_TIME, Millis
 from flowfabric.core.execution import cleanup as cleanup_rules
+from flowfabric.core.execution.attempts import SUSPENSION_TIMEOUT
 from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.ending import end, event_of
 from flowfabric.core.execution.event import EventKind
@@ -208,7 +209,7 @@ def _end(
     """Ends the execution, after its clean-up if it asked for one. A wait of the clean-up itself
     ends it as the clean-up says."""
     outcome, kind = _ENDINGS[behaviour]
-    reason = f"suspension_timeout:{behaviour}"
+    reason = f"{SUSPENSION_TIMEOUT}{behaviour}"
     failure, cleanup = Failure(message=reason, category="timeout"), snapshot.life.cleanup
     if cleanup is not None:
         ended = cleanup_rules.end_after(snapshot, now, cleanup, failure=failure)

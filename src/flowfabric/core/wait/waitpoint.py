@@ -38,7 +38,7 @@ from flowfabric.core.wait.model import (
     dedup_key,
 )
 from flowfabric.core.wait.resume import CLOSED, SuspensionEnd, end_suspension, suspension_of
-from flowfabric.core.wait.token import mint
+from flowfabric.core.wait.token import TokenClaims, mint
 
 
 class NewWaitpoint(Struct, frozen=True, kw_only=True):
@@ -70,6 +70,24 @@ class OpenWaitpoint(Struct, frozen=True):
     token_fingerprint: str
     terms: Terms | None = None
     about: Any = None
+
+
+class AskedDecision(Struct, frozen=True, kw_only=True):
+    """What the holder of a token sees of a waitpoint: enough to decide, no more. `approver` is who
+    alone may use the token, `decisions` are what it may say."""
+
+    execution: ExecutionId
+    waitpoint: UUID
+    kind: str
+    key: str
+    open: bool
+    about: Any
+    about_digest: str | None
+    decisions: tuple[str, ...]
+    approver: str | None
+    approvers: tuple[str, ...]
+    asked_at: Millis
+    expires_at: Millis | None
 
 
 class WaitpointsClosed(Struct, frozen=True):
@@ -231,6 +249,26 @@ def _described(
         token_fingerprint=mint(ring, row).fingerprint if row.kid in ring.keys else "",
         terms=row.terms,
         about=_value(row.terms),
+    )
+
+
+def asked_decision(snapshot: Snapshot, row: Waitpoint, claims: TokenClaims | None) -> AskedDecision:
+    """What a waitpoint asks of the holder of a token with these claims."""
+    terms = row.terms or Terms()
+    allowed = terms.decisions if claims is None or not claims.decisions else claims.decisions
+    return AskedDecision(
+        execution=snapshot.execution.id,
+        waitpoint=row.id,
+        kind=snapshot.execution.kind,
+        key=row.key,
+        open=is_open(snapshot, row.id),
+        about=_value(row.terms),
+        about_digest=terms.about,
+        decisions=allowed,
+        approver=None if claims is None else claims.approver,
+        approvers=terms.approvers,
+        asked_at=row.created_at,
+        expires_at=None if claims is None else claims.expires_at,
     )
 
 
