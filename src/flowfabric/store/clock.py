@@ -46,7 +46,7 @@ class OffsetClock:
         self.sampled_at = float("-inf")
 
     def now(self) -> Millis:
-        return Millis(int((_steady() + self._offset) * 1000))
+        return Millis(int((time.clock_gettime(_STEADY) + self._offset) * 1000))
 
     def sample(self, sent: float, received: float, theirs: float) -> None:
         """Adds a sample: `theirs` (seconds) was read between our `sent` and `received`."""
@@ -189,6 +189,8 @@ def tell_step(before: Correction, after: Correction) -> None:
         )
 
 
+_STEADY: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
 def _steady() -> float:
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    return time.clock_gettime(clock)
+    return time.clock_gettime(_STEADY)

@@ -3,9 +3,9 @@
 Three methods repeat a core rule because they must be one round trip over many rows: `claim` (as
 `core.execution.lease.take`), `renew` (as `core.execution.lease.renew`) and, for limits, `release`.
 
-`Store` is cut by the five words: execution (with its history), wait, flow, limit, worker.
-Documents with a key and a version have no methods of their own: they are read and written through
-`Store.records`.
+`Store` is cut by the five words: execution (with its history and its streams), wait, flow, limit,
+worker. Documents with a key and a version have no methods of their own: they are read and written
+through `Store.records`.
 `store.queries` has what is asked and answered.
 
 Obligations that hold for every method:
@@ -24,12 +24,15 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 from uuid import UUID
 
+from flowfabric.core.base.errors import Corruption
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.event import RegistryEvent
 from flowfabric.core.execution.model import Attempt, Route, Snapshot
 from flowfabric.core.execution.registry import HeldLease
 from flowfabric.core.execution.step import Step
+from flowfabric.core.execution.stream import Stream
 from flowfabric.core.execution.submission import Creation
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange
@@ -51,9 +54,11 @@ from flowfabric.store.queries import (
     EventQuery,
     ExpiredLease,
     FlowQuery,
+    FrameQuery,
+    FrameRows,
+    FrameWrite,
     Glance,
     Holding,
-    Identity,
     InboxEntry,
     LaneCounts,
     LedgerNeeds,
@@ -64,8 +69,11 @@ from flowfabric.store.queries import (
     QueueCount,
     QuotaViewRequest,
     Renewal,
+    RouteDepth,
     SideWrite,
     SnapshotQuery,
+    StoreIdentity,
+    StreamMarks,
     Taken,
     Unsettled,
 )
@@ -98,12 +106,24 @@ class RecordStore(Protocol):
         those with the values of `where` in its columns. Only kinds whose keys are text have pages.
         A page is shorter than its limit when records on it cannot be read."""
 
-    async def put(self, kind: RecordKind[K, V], value: V, expected: int) -> bool:
-        """Writes a record if the stored version is the expected one."""
+    async def put(
+        self,
+        kind: RecordKind[K, V],
+        value: V,
+        expected: int,
+        events: Sequence[RegistryEvent] = (),
+    ) -> bool:
+        """Writes a record if the stored version is the expected one, and then its events."""
 
-    async def drop(self, kind: RecordKind[K, V], key: K, expected: int | None = None) -> bool:
-        """Deletes a record and what it owns if the stored version is the expected one (None: any);
-        False when there is none."""
+    async def drop(
+        self,
+        kind: RecordKind[K, V],
+        key: K,
+        expected: int | None = None,
+        events: Sequence[RegistryEvent] = (),
+    ) -> bool:
+        """Deletes a record and what it owns if the stored version is the expected one (None: any),
+        and then writes its events; False when there is none."""
 
     async def due(self, kind: RecordKind[K, V], now: Millis, limit: int) -> list[V]:
         """Records whose moment has come, earliest first."""
@@ -112,8 +132,9 @@ class RecordStore(Protocol):
         """The earliest moment of all records of a kind."""
 
     async def expire(self, kind: RecordKind[K, V], now: Millis) -> list[K]:
-        """Deletes the records whose moment has come, also those that cannot be read; returns
-        their keys. Only kinds that own nothing expire."""
+        """Deletes the records whose moment has come, also those that cannot be read, and writes
+        the events of `RecordKind.expired`; returns their keys. Only kinds that own nothing
+        expire."""
 
 
 class ExecutionStore(Protocol):
@@ -221,7 +242,8 @@ class ExecutionStore(Protocol):
     async def trim(self, ended_before: Millis, now: Millis, limit: int) -> int:
         """Deletes up to `limit` executions that ended at or before `ended_before` (one with a
         retention of its own: when that has passed by `now`) with everything that belongs to them,
-        and keys whose window has passed. Returns the number of executions deleted."""
+        keys whose window has passed, and events of the worker registry as old as that. Returns the
+        number of executions deleted."""
 
     # -- reads
 
@@ -234,6 +256,9 @@ class ExecutionStore(Protocol):
 
     async def detail(self, uuid: UUID) -> Detail | None:
         """One execution with payload, tags, progress and the last moment anything happened."""
+
+    async def tags(self, uuids: Sequence[UUID]) -> list[dict[str, str]]:
+        """The tags of each of these executions; none for one that does not exist."""
 
     async def page(self, query: Query) -> Page:
         """Executions by (created_at, id). Examines a bounded number of rows per call."""
@@ -266,6 +291,38 @@ class HistoryStore(Protocol):
     async def events(self, query: EventQuery) -> EventPage:
         """Events after a cursor. Skips none, also of transactions that commit late. After NEWEST
         there are none, and the cursor of the page is that of the last event."""
+
+    async def forgotten_event(self) -> int:
+        """The highest number of an event that `trim` has deleted, 0 if there is none. A reader with
+        a lower cursor may have missed events."""
+
+
+class StreamStore(Protocol):
+    """What attempts write while they run."""
+
+    async def write_frames(
+        self, writes: Sequence[FrameWrite], now: Millis
+    ) -> set[tuple[UUID, int]]:
+        """Writes each append whose lease stands (it is locked as for `write_progress`) and whose
+        stream has the expected version, whole or not at all: the header, the frames, the summary if
+        the append has changed it; frames of `trims` are deleted, and of each mode the newest one
+        deleted is remembered as its gap. One write per stream. Returns the execution and attempt of
+        those written."""
+
+    async def streams(self, keys: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], Stream]:
+        """The streams of these attempts, with their summaries. Corruption names one that cannot be
+        read."""
+
+    async def read_frames(self, queries: Sequence[FrameQuery]) -> list[FrameRows | Corruption]:
+        """For each query, in order, the stream, what was trimmed, and its frames, all of one
+        moment. The limit counts frames of the modes asked for."""
+
+    async def stream_marks(self, uuids: Sequence[UUID]) -> dict[UUID, StreamMarks]:
+        """The cheap query of waiting readers, for each of these executions."""
+
+    async def expire_frames(self, now: Millis, limit: int) -> int:
+        """Deletes the frames of up to `limit` streams whose moment to expire has come, which are
+        remembered as gaps; returns of how many streams."""
 
 
 class WaitStore(Protocol):
@@ -355,7 +412,9 @@ class LimitStore(Protocol):
         all their limits are per key, only of queues with a key the lines use); `admitted`: the
         admissions within the longest window of each quota with a rate, for all of it and for the
         keys of the lines, oldest first; `served`: the latest turn of each quota, the one asked for
-        also if it does not exist. The versions are never newer than the rest."""
+        also if it does not exist. The versions are never newer than the rest. A view `by_key` has
+        of each line no more than there are free slots of its key, counted in all lines of that key,
+        and says so."""
 
     async def release(self, release: Release) -> set[UUID] | None:
         """Writes a release, if every quota in `versions` still has that version (0: is not there;
@@ -388,6 +447,9 @@ class LimitStore(Protocol):
     async def lane_counts(self, lane: str, namespace: str | None) -> LaneCounts:
         """How many executions of a lane wait at which gate and in which queue, and how many are
         ready on which route; each counted up to 100,000."""
+
+    async def depths(self, limit: int) -> list[RouteDepth]:
+        """How many wait and run on each route. Reads at most `limit` rows of either."""
 
     async def routes(self) -> list[Route]:
         """Every route anything was ever submitted to."""
@@ -441,7 +503,16 @@ class WorkerStore(Protocol):
         revoked before that, by (expires_at, id)."""
 
 
-class Store(ExecutionStore, HistoryStore, WaitStore, FlowStore, LimitStore, WorkerStore, Protocol):
+class Store(
+    ExecutionStore,
+    HistoryStore,
+    StreamStore,
+    WaitStore,
+    FlowStore,
+    LimitStore,
+    WorkerStore,
+    Protocol,
+):
     """One database. Opened by `open_store(url)`, closed by `close`."""
 
     name: str
@@ -458,7 +529,7 @@ class Store(ExecutionStore, HistoryStore, WaitStore, FlowStore, LimitStore, Work
         """Brings the schema up to date and returns its version. Safe to call from many
         processes at once; raises SchemaTooNew for a database of a newer release."""
 
-    async def identity(self) -> Identity:
+    async def identity(self) -> StoreIdentity:
         """What the database is called and the key that signs its handles, the same for every
         process."""
 

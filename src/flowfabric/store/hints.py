@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Flag
+from functools import reduce
+from operator import or_
 
 from msgspec import Struct
 
@@ -23,6 +25,9 @@ class Topic(Flag):
     """An application's transaction has submitted something."""
     SIGNALS = 8
     """A run that is running has received a signal."""
+    FRAMES = 16
+    """Attempts have appended to their output streams, or an attempt of a run that goes on has
+    ended."""
 
 
 EVERYTHING = ~Topic(0)
@@ -57,6 +62,7 @@ class Hints:
         self._waiters: dict[Waiter, _Waiting] = {}
         self._last = time.monotonic()
         self._latest = dict.fromkeys(Topic, 0)
+        self._counts = dict.fromkeys(Topic, 0)
         self.count = 0
         """How many hints there were so far. Note it before looking at the store and give it to
         `wait`: then no hint in between is missed."""
@@ -71,6 +77,17 @@ class Hints:
         """Seconds since the last hint."""
         return time.monotonic() - self._last
 
+    def heard(self, topics: Topic) -> int:
+        """How many hints there were so far about these topics; one about two of them counts
+        twice."""
+        return sum(self._counts[topic] for topic in topics)
+
+    def since(self, count: int) -> Topic:
+        """What was hinted at after `count`."""
+        with self._lock:
+            latest = [topic for topic, at in self._latest.items() if at > count]
+        return reduce(or_, latest, Topic(0))
+
     def send(self, topics: Topic = EVERYTHING) -> None:
         """Tells other processes, and this one, what has happened."""
         self.wake(topics)
@@ -83,6 +100,7 @@ class Hints:
             self._last = time.monotonic()
             for topic in topics:
                 self._latest[topic] = self.count
+                self._counts[topic] += 1
             woken = [(w, each.loop) for w, each in self._waiters.items() if each.topics & topics]
             for waiter, _ in woken:
                 del self._waiters[waiter]

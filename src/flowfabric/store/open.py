@@ -1,5 +1,6 @@
 """Opens the store that a URL names."""
 
+from importlib.util import find_spec
 from urllib.parse import unquote, urlsplit
 
 from flowfabric.core.base.errors import Invalid, Unavailable
@@ -17,6 +18,18 @@ async def open_store(
 
     Raises `Invalid` for a URL that names no store, and `Unavailable` if the store cannot be
     reached; neither text ever contains a password."""
+    if dialect_of(url) == "sqlite":
+        from flowfabric.store.sqlite.store import open_sqlite
+
+        return await open_sqlite(sqlite_path(url), clock=clock)
+    from flowfabric.store.postgres.store import open_postgres
+    from flowfabric.store.postgres.wires import SIZE
+
+    return await open_postgres(url, clock=clock, connections=connections or SIZE)
+
+
+def dialect_of(url: str) -> str:
+    """`sqlite` or `postgres`, whose package can then be imported."""
     if not isinstance(url, str):
         raise Invalid(f"a store's URL must be text such as {FORMS}")
     check_text(url, "a store's URL")
@@ -26,26 +39,15 @@ async def open_store(
         raise Invalid(f"that is not the URL of a store; use {FORMS}")
     match scheme:
         case "sqlite":
-            from flowfabric.store.sqlite.store import open_sqlite
-
-            return await open_sqlite(sqlite_path(url), clock=clock)
+            return "sqlite"
         case "postgresql" | "postgres":
-            return await _open_postgres(url, clock, connections)
+            if find_spec("asyncpg") is None:
+                raise Unavailable(
+                    "the Postgres store needs asyncpg: pip install 'flowfabric[postgres]'"
+                )
+            return "postgres"
         case _:
             raise Invalid(f"{scheme[:20]!r} is not a known store; use {FORMS}")
-
-
-async def _open_postgres(url: str, clock: Clock | None, connections: int | None) -> Store:
-    try:
-        from flowfabric.store.postgres.store import open_postgres
-        from flowfabric.store.postgres.wires import SIZE
-    except ModuleNotFoundError as error:
-        if error.name != "asyncpg":
-            raise
-        raise Unavailable(
-            "the Postgres store needs asyncpg: pip install 'flowfabric[postgres]'"
-        ) from None
-    return await open_postgres(url, clock=clock, connections=connections or SIZE)
 
 
 def sqlite_path(url: str) -> str:

@@ -10,17 +10,19 @@ from msgspec import Struct
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind, StoredEvent
+from flowfabric.core.execution.frame import Frame, FrameId, StreamMode
 from flowfabric.core.execution.model import Gate, Route, Snapshot, WorkerIdentity
 from flowfabric.core.execution.routing import Capabilities
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Step
+from flowfabric.core.execution.stream import Appending, Stream
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowState
 from flowfabric.core.flow.outbox import OutboxEntry
 from flowfabric.core.limit.quota import Uses
 
 
-class Identity(Struct, frozen=True):
+class StoreIdentity(Struct, frozen=True):
     """`name` is the same however the database is reached; `store.foreign` compares a connection of
     the application with it. `secret` signs handles and is made once per database."""
 
@@ -28,7 +30,7 @@ class Identity(Struct, frozen=True):
     secret: bytes
 
     def __repr__(self) -> str:
-        return f"Identity({self.name!r})"
+        return f"StoreIdentity({self.name!r})"
 
 
 class Suspects(StrEnum):
@@ -94,6 +96,51 @@ class SideWrite(Struct, frozen=True, gc=False):
     progress: Progress | None = None
     step: Step | None = None
     state_value: bytes | None = None
+
+
+class FrameWrite(Struct, frozen=True):
+    """An append to a stream, under a fence as a side write; only if its version was `expected`."""
+
+    lease_id: UUID
+    epoch: int
+    expected: int
+    appending: Appending
+
+    @property
+    def uuid(self) -> UUID:
+        return self.appending.stream.uuid
+
+    @property
+    def key(self) -> tuple[UUID, int]:
+        return self.appending.stream.uuid, self.appending.stream.attempt
+
+
+class FrameQuery(Struct, frozen=True):
+    """Frames of an attempt from `first` to `last`, both included, of these modes."""
+
+    uuid: UUID
+    attempt: int
+    first: FrameId
+    last: FrameId
+    limit: int
+    modes: tuple[StreamMode, ...]
+
+
+class FrameRows(Struct, frozen=True):
+    """Frames in order. The stream is without its summary; None if it has no frame yet. `gaps` are
+    the newest frames of each mode that were trimmed."""
+
+    stream: Stream | None
+    gaps: Mapping[StreamMode, FrameId]
+    frames: tuple[Frame, ...]
+
+
+class StreamMarks(Struct, frozen=True):
+    """What changes when there is news for readers of an execution's streams: the version of its
+    state (None: it has none), and of each of its streams, by attempt."""
+
+    state: int | None
+    streams: Mapping[int, int]
 
 
 class InboxEntry(Struct, frozen=True):
@@ -238,7 +285,16 @@ class MembersOf(Struct, frozen=True):
     living: bool = False
 
 
-SnapshotQuery = Claimable | SuspendedIn | FailedSince | MembersOf
+class ByPartition(Struct, frozen=True):
+    """Executions by id: those of the lanes, and all that a flow or a client has put into another
+    partition than that of their lane. The caller looks at the partition."""
+
+    lanes: tuple[str, ...]
+    after: UUID | None
+    limit: int
+
+
+SnapshotQuery = Claimable | SuspendedIn | FailedSince | MembersOf | ByPartition
 
 
 class EdgeQuery(Struct, frozen=True, kw_only=True):
@@ -324,7 +380,9 @@ class QuotaViewRequest(Struct, frozen=True):
     """Which lines of a quota a release looks at: those of `queues` (None: of all its queues) in
     which executions wait at the limits gate, at most `lines` by (turn, queue), of each the best
     `depth` by (rank, id). Executions with a route of `closed` are passed over, and those with a
-    route of `draining` if they have not started."""
+    route of `draining` if they have not started. `by_key`: if the quota limits the concurrency of
+    each key and nothing else, and the lines of `queues` use no other quota, the view may leave out
+    all that has no free slot (`QuotaView.by_key`)."""
 
     quota: str
     queues: tuple[int, ...] | None
@@ -333,6 +391,7 @@ class QuotaViewRequest(Struct, frozen=True):
     now: Millis
     closed: tuple[Route, ...] = ()
     draining: tuple[Route, ...] = ()
+    by_key: bool = False
 
 
 class QueueCount(Struct, frozen=True):
@@ -343,6 +402,16 @@ class QueueCount(Struct, frozen=True):
     waiting: int
     held: int
     running: int = 0
+
+
+class RouteDepth(Struct, frozen=True):
+    """How many executions of a route wait for nothing but a worker, and how many run. `oldest` has
+    the lowest id of those that wait, which is the oldest if ids are minted in order."""
+
+    route: Route
+    waiting: int
+    running: int
+    oldest: UUID | None = None
 
 
 class WaitCount(Struct, frozen=True):

@@ -8,7 +8,8 @@ where number > $1 order by number
 select number, id, instance from {schema}.worker where number > $1 order by number
 
 -- name: secret
-select value from {schema}.meta where key = 'secret'
+-- And how far a promotion into this store is, if there was one.
+select key, value from {schema}.meta where key in ('promotion', 'secret')
 
 -- name: new_secret
 insert into {schema}.meta (key, value) values ('secret', $1) on conflict do nothing

@@ -30,4 +30,4 @@ returning version
 delete from {owned} where {owner} = {1}
 
 -- name: expired_records
-delete from {table} where {due} <= {1} returning {key}
+delete from {table} where {due} <= {1} returning {key}, version, doc

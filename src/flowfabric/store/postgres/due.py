@@ -21,6 +21,9 @@ _TRIMMED = (
     "trimmed_attempts",
     "trimmed_steps",
     "trimmed_progress",
+    "trimmed_streams",
+    "trimmed_stream_frames",
+    "trimmed_stream_gaps",
     "trimmed_waitpoints",
     "trimmed_signals",
     "trimmed_marks",
@@ -36,6 +39,7 @@ _FLOW_TRIMMED = ("trimmed_flow_edges", "trimmed_outbox", "gone_flow_tags", "trim
 _PASSED = (
     "ready", "lease", "parked", "done", "execution", "event", "attempt", "step", "progress", "tag",
     "dedup", "deadline", "arrival", "waitpoint", "signal", "mark", "edge", "chore", "admission",
+    "stream", "frame", "frame_gap",
 )  # fmt: skip
 """Tables that work passes through."""
 
@@ -118,6 +122,7 @@ async def _trim(
         if flows:
             for name in _FLOW_TRIMMED:
                 await connection.execute(queries[name], [uuid for (uuid,) in flows])
+        await connection.execute(queries["trimmed_registry_events"], ended_before, limit)
         await connection.execute(queries["lapsed_keys"], now, limit)
     return len(rows)
 

@@ -83,8 +83,26 @@ delete from {schema}.mark where id = any($1::uuid[])
 -- name: trimmed_ledgers
 delete from {schema}.ledger where execution = any($1::uuid[])
 
+-- part: forgotten
+-- Readers with an older cursor must learn that events are missing.
+update {schema}.forgotten f set seq = g.seq
+from (select max(seq) as seq from gone) g
+where g.seq > f.seq
+
 -- name: trimmed_events
-delete from {schema}.event where id = any($1::uuid[])
+with gone as (delete from {schema}.event where id = any($1::uuid[]) returning seq)
+-- include: forgotten
+
+-- name: trimmed_registry_events
+with gone as (
+    delete from {schema}.event where seq = any(array(
+        select v.seq from {schema}.event v
+        where v.id = '00000000-0000-0000-0000-000000000000' and v.at <= $1
+        order by v.seq limit $2
+    ))
+    returning seq
+)
+-- include: forgotten
 
 -- name: trimmed_done
 delete from {schema}.done where id = any($1::uuid[])

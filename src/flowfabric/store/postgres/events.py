@@ -19,6 +19,9 @@ from flowfabric.store.rows.execution import read_event
 PATIENCE_SECONDS = 1.0
 """How long a reader waits for writers before it comes back with nothing."""
 
+WINDOW = 20_000
+"""Most numbers one call with a filter looks at: one that matches nothing would read everything."""
+
 _ROUTE, _WORKER = 8, 6
 
 
@@ -28,11 +31,18 @@ async def events(session: PostgresSession, query: EventQuery) -> EventPage:
     last = await _settle(session, query.after)
     if last is None or last <= query.after:
         return EventPage((), query.after)
+    if query.uuid is None and (query.kinds, query.namespace, query.tag) != (None, None, None):
+        last = min(last, query.after + WINDOW)
 
     async def work(connection: Connection, repeated: bool) -> EventPage:
         return await _read(session, connection, query, last)
 
     return await session.load.run(work)
+
+
+async def forgotten_event(session: PostgresSession) -> int:
+    ((seq,),) = await session.fetch(session.load, "forgotten_event")
+    return int(seq)
 
 
 async def _newest(session: PostgresSession) -> int:
@@ -75,7 +85,7 @@ async def _read(
         rows: list[Any] = await connection.fetch(queries["events_after"], *values)
     else:
         rows = await connection.fetch(queries["events_of"], *values, query.uuid)
-    newest = max((row[_ROUTE] for row in rows), default=0)
+    newest = max((row[_ROUTE] or 0 for row in rows), default=0)
     worker = max((row[_WORKER] or 0 for row in rows), default=0)
     await book.know(connection, newest, worker)
     events = readable(rows, lambda row: read_event(row, book.names, same), "event", itemgetter(0))

@@ -28,7 +28,9 @@ where l.locktype = 'relation' and l.mode = 'RowExclusiveLock'
     and ($3::smallint[] is null or v.kind = any($3))
     and (
         $4::text is null
-        or (select r.namespace from {schema}.route r where r.number = e.route) = $4
+        or coalesce(
+            v.namespace, (select r.namespace from {schema}.route r where r.number = e.route)
+        ) = $4
     )
     and (
         $5::text is null
@@ -38,14 +40,20 @@ order by v.seq
 limit $7
 
 -- name: events_after
-select v.seq, v.id, v.at, v.kind, v.epoch, v.attempt, v.worker, v.detail, e.route, e.flow
-from {schema}.event v join {schema}.execution e on e.id = v.id
-where v.seq > $1 and v.seq <= $2
+-- Those of the worker registry have no execution but a namespace of their own.
+select
+    v.seq, v.id, v.at, v.kind, v.epoch, v.attempt, v.worker, v.detail, e.route, e.flow, v.namespace
+from {schema}.event v left join {schema}.execution e on e.id = v.id
+where v.seq > $1 and v.seq <= $2 and (e.id is not null or v.namespace is not null)
     -- include: wanted_events
 
 -- name: events_of
 -- Of one execution.
-select v.seq, v.id, v.at, v.kind, v.epoch, v.attempt, v.worker, v.detail, e.route, e.flow
+select
+    v.seq, v.id, v.at, v.kind, v.epoch, v.attempt, v.worker, v.detail, e.route, e.flow, v.namespace
 from {schema}.event v join {schema}.execution e on e.id = v.id
 where v.id = $8 and v.seq > $1 and v.seq <= $2
     -- include: wanted_events
+
+-- name: forgotten_event
+select seq from {schema}.forgotten

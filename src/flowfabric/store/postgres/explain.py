@@ -12,6 +12,7 @@ from flowfabric.store.queries import (
     LaneCounts,
     Place,
     ReadySlots,
+    RouteDepth,
     RunningIn,
     WaitCount,
 )
@@ -39,6 +40,19 @@ async def executions_in(session: PostgresSession, place: Place, limit: int) -> l
 async def routes(session: PostgresSession) -> list[Route]:
     await session.report.run(partial(_learn, session))
     return list(session.book.names.routes.values())
+
+
+async def depths(session: PostgresSession, limit: int) -> list[RouteDepth]:
+    rows = await session.fetch(session.report, "route_depths", limit)
+    return [
+        RouteDepth(
+            Route(place, lane, kind, tuple(tokens.split(",")) if tokens else ()),
+            waiting,
+            running,
+            oldest,
+        )
+        for place, lane, kind, tokens, waiting, running, oldest in rows
+    ]
 
 
 async def lane_counts(session: PostgresSession, lane: str, namespace: str | None) -> LaneCounts:

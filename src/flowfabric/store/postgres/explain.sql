@@ -38,3 +38,23 @@ cross join lateral (
 ) r
 order by r.rank, r.id
 limit $2
+
+-- name: route_depths
+-- The lowest id is compared as text: Postgres has no min() of uuid before version 18.
+with waiting as (
+    select q.route, count(*) as number, min(q.id::text)::uuid as oldest
+    from (select r.route, r.id from {schema}.ready r where r.lost is null limit $1) q
+    group by q.route
+),
+running as (
+    select l.route, count(*) as number
+    from (select h.route from {schema}.lease h limit $1) l
+    group by l.route
+)
+select
+    r.namespace, r.lane, r.kind, r.capabilities, coalesce(w.number, 0), coalesce(u.number, 0),
+    w.oldest
+from waiting w
+full join running u on u.route = w.route
+join {schema}.route r on r.number = coalesce(w.route, u.route)
+order by r.number

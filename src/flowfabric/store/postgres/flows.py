@@ -215,6 +215,7 @@ class Flush:
         await self._writer.send("new_edges", flow_rows.edge_rows(change.edges))
         if self._moves:
             await self._writer.write(self._moves)
+        await self._writer.send("joined_executions", flow_rows.joined_rows(change.changes))
         await self._writer.send("new_outbox", flow_rows.outbox_rows(change.owed))
 
     async def _write_flow(self) -> None:

@@ -78,6 +78,12 @@ insert into {schema}.edge (flow, id, upstream, downstream, doc)
 select * from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::bytea[])
 on conflict (flow, id) do nothing
 
+-- name: joined_executions
+update {schema}.execution t
+set flow = g.flow
+from unnest($1::uuid[], $2::uuid[]) as g (flow, id)
+where t.id = g.id
+
 -- name: edges_of_flow
 select e.doc, e.outcome from {schema}.edge e
 where e.flow = $1 and e.id > $2 and (e.outcome is null or not $3)

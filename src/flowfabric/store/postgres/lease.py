@@ -19,7 +19,7 @@ from flowfabric.store.postgres.apply import prepare, recognise
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
 from flowfabric.store.postgres.moves import RowMove
-from flowfabric.store.postgres.session import PostgresSession, columns
+from flowfabric.store.postgres.session import PostgresSession, columns, insert_new
 from flowfabric.store.queries import Progress, Renewal, SideWrite
 from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.execution import (
@@ -47,7 +47,11 @@ _RELEASED = tuple(
 _NO_EVENT = (None, None, None)
 _END_WIDTH = 9 + len(_NO_EVENT)
 _KIND = _END_WIDTH - 2
+_END_SHARED = (1, 2, 4, 6, _KIND)
+"""Versions, epoch, outcome and kind of event are mostly the same for all."""
 _PROGRESS_WIDTH = 11
+_STEP_SHARED = (6, 7, 8, 9)
+"""Of a step, all but its document: runs that do the same are often at the same place."""
 _TTL = 3
 
 MIN_RENEW_SECONDS = 0.2
@@ -107,7 +111,14 @@ async def _renew(
 async def _write_progress(
     session: PostgresSession, now: Millis, rows: Sequence[Row], patience: float
 ) -> set[UUID]:
-    work = partial(_fetch, session, "progress_writes", (*columns(rows, _PROGRESS_WIDTH), now))
+    values = (*columns(rows, _PROGRESS_WIDTH, shared=_STEP_SHARED), now)
+    query = session.queries["progress_writes"]
+
+    async def work(connection: Connection, repeated: bool) -> list[Any]:
+        if repeated:
+            return await connection.fetch(query, *values)
+        return await insert_new(connection, query, values)
+
     return {uuid for (uuid,) in await session.end.run(work, patience=patience)}
 
 
@@ -149,7 +160,7 @@ async def _end(
     query = "ended_leases" if following is None else "ended_with_downstreams"
     rows = await connection.fetch(
         session.queries[query],
-        *columns(ends, _END_WIDTH),
+        *columns(ends, _END_WIDTH, shared=_END_SHARED),
         now,
         *columns(events, len(EVENT)),
         *columns(owed, len(OUTBOX)),
@@ -192,19 +203,20 @@ def _end_row(change: Change[object]) -> Row:
         int(ended.outcome),
         ended.ended_at,
         ended.result,
-        *_only_event(change.events, old.epoch, lease),
+        *_only_event(change.events, old.epoch, lease, ended.ended_at),
     )
 
 
-def _only_event(events: Sequence[Event], epoch: int, lease: Lease) -> Row:
-    """The moment, kind and detail of an ending's event, if it has one, about its own lease."""
+def _only_event(events: Sequence[Event], epoch: int, lease: Lease, ended_at: Millis) -> Row:
+    """The moment (None: that of the ending), kind and detail of an ending's event, if it has one,
+    about its own lease."""
     if len(events) != 1:
         return _NO_EVENT
     event = events[0]
     if event.epoch != epoch or event.attempt != lease.attempt or event.worker != lease.worker:
         return _NO_EVENT
     detail = None if event.detail is None else msgspec.json.encode(event.detail)
-    return (event.at, int(event.kind), detail)
+    return (None if event.at == ended_at else event.at, int(event.kind), detail)
 
 
 def _ending(change: Change[object]) -> tuple[Snapshot, Snapshot, Lease, Ended]:

@@ -11,16 +11,32 @@ returning l.id, l.expires_at
 -- part: ended_rows
 -- A life of NULL keeps the one of the lease, an empty one clears it. The one event an ending
 -- usually has tells of the lease itself and rides with it; where it is otherwise, `kind` is NULL
--- and the events follow by themselves.
+-- and the events follow by themselves. Of versions, epoch, outcome and kind, what all share comes as
+-- one element; an event without a moment is of the moment of its ending.
 ended as (
     delete from {schema}.lease l
-    using unnest(
-        $1::uuid[], $2::integer[], $3::integer[], $4::uuid[], $5::integer[], $6::bytea[],
-        $7::smallint[], $8::bigint[], $9::bytea[], $10::bigint[], $11::smallint[], $12::bytea[]
-    ) as g (
-        id, version, epoch, claim, new_version, new_life, outcome, ended_at, result,
-        event_at, kind, detail
-    )
+    using (
+        select
+            n.id, n.claim, n.new_life, n.ended_at, n.result, n.detail,
+            coalesce(n.event_at, n.ended_at) as event_at,
+            case cardinality($2::integer[]) when 1 then ($2::integer[])[1] else n.version end
+                as version,
+            case cardinality($3::integer[]) when 1 then ($3::integer[])[1] else n.epoch end
+                as epoch,
+            case cardinality($5::integer[]) when 1 then ($5::integer[])[1] else n.new_version end
+                as new_version,
+            case cardinality($7::smallint[]) when 1 then ($7::smallint[])[1] else n.outcome end
+                as outcome,
+            case cardinality($11::smallint[]) when 1 then ($11::smallint[])[1] else n.kind end
+                as kind
+        from unnest(
+            $1::uuid[], $2::integer[], $3::integer[], $4::uuid[], $5::integer[], $6::bytea[],
+            $7::smallint[], $8::bigint[], $9::bytea[], $10::bigint[], $11::smallint[], $12::bytea[]
+        ) as n (
+            id, version, epoch, claim, new_version, new_life, outcome, ended_at, result,
+            event_at, kind, detail
+        )
+    ) g
     where l.id = any(array[g.id]) and l.version = g.version and l.epoch = g.epoch and l.claim = g.claim
         and l.expires_at > $13
     returning
@@ -149,11 +165,19 @@ union all
 select gone.id from gone
 
 -- name: progress_writes
--- The lease is locked against being ended or lost, not against being renewed.
+-- The lease is locked against being ended or lost, not against being renewed. What all share of the
+-- columns of a step comes as one element.
 with held as (
     select
         l.id, l.attempt, g.percent, g.message, g.state_value,
-        g.generation, g.name, g.occurrence, g.position, g.doc
+        case cardinality($7::integer[]) when 1 then ($7::integer[])[1] else g.generation end
+            as generation,
+        case cardinality($8::text[]) when 1 then ($8::text[])[1] else g.name end as name,
+        case cardinality($9::integer[]) when 1 then ($9::integer[])[1] else g.occurrence end
+            as occurrence,
+        case cardinality($10::integer[]) when 1 then ($10::integer[])[1] else g.position end
+            as position,
+        g.doc
     from unnest(
         $1::uuid[], $2::uuid[], $3::integer[], $4::integer[], $5::text[],
         $6::bytea[], $7::integer[], $8::text[], $9::integer[], $10::integer[], $11::bytea[]

@@ -15,7 +15,7 @@ from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Columns, PostgresSession, columns
 from flowfabric.store.queries import Crowd, QueueCount, QuotaViewRequest
 from flowfabric.store.readable import readable, tell
-from flowfabric.store.rows.limit import QUEUE, queue_rows, read_uses, servable
+from flowfabric.store.rows.limit import QUEUE, queue_rows, read_uses, servable, view_by_key
 from flowfabric.store.rows.record import QUOTAS
 
 FEW_SLOTS = 2000
@@ -32,7 +32,11 @@ async def put_queues(session: PostgresSession, queues: Sequence[tuple[int, Uses]
 async def quota_view(session: PostgresSession, ask: QuotaViewRequest) -> QuotaView:
     queues = None if ask.queues is None else list(ask.queues)
     shut = (_numbers(session, ask.closed), _numbers(session, ask.draining))
-    values = (ask.quota, queues, ask.lines, ask.depth, ask.now, FEW_SLOTS, *shut)
+    if ask.by_key and queues is not None:
+        rows = await session.fetch(session.limit, "quota_view_by_key", ask.quota, queues, *shut)
+        if rows and (found := _view_by_key(ask.quota, rows)) is not None:
+            return found
+    values = (ask.quota, queues, *shut, ask.now, FEW_SLOTS, ask.lines, ask.depth)
     rows = await session.fetch(session.limit, "quota_view", *values)
     return _standing(ask.quota, rows)
 
@@ -114,6 +118,16 @@ async def _release(
     if not rows[0][0]:
         return None
     return {uuid for _, uuid in rows if uuid is not None}
+
+
+def _view_by_key(asked: str, rows: Sequence[Any]) -> QuotaView | None:
+    """None if something has to be read that is not in these rows, or cannot be read."""
+    version, doc, served = rows[0][:3]
+    try:
+        quota = QUOTAS.by_key([(asked, version, doc)])[asked]
+        return view_by_key(quota, served, [row[3:] for row in rows if row[3] is not None])
+    except Corruption:
+        return None
 
 
 def _standing(asked: str, rows: Sequence[Any]) -> QuotaView:

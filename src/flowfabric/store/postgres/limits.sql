@@ -6,10 +6,10 @@ select * from unnest($1::text[], $2::bigint[], $3::bytea[], $4::text[])
 on conflict (quota, id) do nothing
 
 -- part: may_be_taken
--- Of one that waits, `p`: whether any worker could take it now. Routes of $7 are closed; of those of $8
+-- Of one that waits, `p`: whether any worker could take it now. Routes of $3 are closed; of those of $4
 -- nothing begins.
-cardinality($7::integer[]) + cardinality($8::integer[]) = 0 or (
-    select e.route <> all($7) and (e.route <> all($8) or p.start not in (0, 2))
+cardinality($3::integer[]) + cardinality($4::integer[]) = 0 or (
+    select e.route <> all($3) and (e.route <> all($4) or p.start not in (0, 2))
     from {schema}.execution e where e.id = p.id
 )
 
@@ -19,7 +19,7 @@ cardinality($7::integer[]) + cardinality($8::integer[]) = 0 or (
 -- latest turn of a quota, 6 one of a line with more than were read, whose attempt goes on.
 -- The first of each line of $2 are read at once: those of an ending rarely have any.
 -- Slots of all queues of a quota are counted from the slots there are, if these are no more than
--- $6, and queue by queue otherwise. Who cannot be taken is passed over: routes of $7, and of $8 what
+-- $6, and queue by queue otherwise. Who cannot be taken is passed over: routes of $3, and of $4 what
 -- would begin.
 with first as materialized (
     select a.n as queue, w.id, w.version, w.rank, w.start
@@ -30,7 +30,7 @@ with first as materialized (
             -- include: may_be_taken
         )
         order by p.rank, p.id
-        limit $4
+        limit $8
     ) w
 ),
 line as materialized (
@@ -48,7 +48,7 @@ line as materialized (
             ) w
             where $2::bigint[] is null and q.quota = $1
             order by q.turn, q.id
-            limit $3
+            limit $7
         )
         union all
         (
@@ -61,7 +61,7 @@ line as materialized (
         )
     ) k
     order by k.turn, k.id
-    limit $3
+    limit $7
 ),
 waiting as materialized (
     select line.id as queue, w.id, w.version, w.rank, w.start
@@ -72,7 +72,7 @@ waiting as materialized (
             -- include: may_be_taken
         )
         order by p.rank, p.id
-        limit $4
+        limit $8
     ) w
     where $2::bigint[] is null
     union all
@@ -163,7 +163,7 @@ select 2, null, null, w.queue, w.version, w.rank, w.start, w.id, null from waiti
 union all
 select 6, null, null, m.queue, w.version, w.rank, w.start, w.id, null
 from (
-    select waiting.queue from waiting group by waiting.queue having count(*) >= $4
+    select waiting.queue from waiting group by waiting.queue having count(*) >= $8
 ) m
 cross join lateral (
     select p.id, p.version, p.rank, p.start from {schema}.parked p
@@ -171,7 +171,7 @@ cross join lateral (
         -- include: may_be_taken
     )
     order by p.rank, p.id
-    limit $4
+    limit $8
 ) w
 union all
 select 3, null, null, counted.id, counted.number, null, null, null, counted.uses from counted
@@ -191,6 +191,63 @@ cross join lateral (
     order by t.key, t.at
 ) a
 where rule.longest is not null
+
+-- name: quota_view_by_key
+-- The same for lines of a quota that limits the concurrency of each key and nothing else: each row is
+-- one who waits and has a free slot, with its line; of a quota without such a line, one row without a
+-- line. No row at all if the quota has other limits or none. A line with a second quota has no
+-- other columns here: the caller asks for `quota_view` then.
+with rule as materialized (
+    select q.version, q.doc, cast(d.doc ->> 'concurrency_per_key' as bigint) as cap, (
+        select t.turn from {schema}.queue t
+        where t.quota = $1 order by t.quota desc, t.turn desc limit 1
+    ) as served
+    from {schema}.quota q
+    cross join lateral (select {schema}.readable_json(q.doc) as doc offset 0) d
+    where q.name = $1 and d.doc ->> 'concurrency_per_key' is not null
+        and coalesce(d.doc ->> 'concurrency', d.doc ->> 'rate', d.doc ->> 'rate_per_key') is null
+),
+line as materialized (
+    select q.id, q.turn, q.uses, q.key
+    from unnest($2::bigint[]) as n (id)
+    cross join lateral (
+        select t.id, t.turn, t.uses, t.key from {schema}.queue t
+        where t.quota = $1 and t.id = n.id offset 0
+    ) q
+    cross join lateral (
+        select from {schema}.parked p where p.queue = q.id and p.gate = 8 limit 1
+    ) w
+),
+counted as materialized (
+    select line.*, h.held
+    from line
+    cross join lateral (
+        select sum((
+            select count(*) from {schema}.ready r where r.queue = t.id
+        ) + (
+            select count(*) from {schema}.lease l where l.queue = t.id
+        )) as held
+        from {schema}.queue t
+        where t.quota = $1 and (t.key, t.id) > (line.key, -1) and t.key <= line.key
+    ) h
+)
+select
+    rule.version, rule.doc, rule.served, w.queue, w.turn, w.uses, w.held,
+    w.id, w.row_version, w.rank, w.start
+from rule
+left join lateral (
+    select
+        c.id as queue, c.turn, c.uses, c.held, f.id, f.version as row_version, f.rank, f.start
+    from counted c
+    cross join lateral (
+        select p.id, p.version, p.rank, p.start from {schema}.parked p
+        where p.queue = c.id and p.gate = 8 and (
+            -- include: may_be_taken
+        )
+        order by p.rank, p.id
+        limit greatest(0, rule.cap - c.held)
+    ) f
+) w on true
 
 -- name: released
 -- Compared under lock, in the order of names; a statement that waited for a lock finds another

@@ -13,6 +13,7 @@ from flowfabric.core.execution.status import PublicState
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import PostgresSession
 from flowfabric.store.queries import (
+    ByPartition,
     Claimable,
     Counts,
     ExpiredLease,
@@ -53,6 +54,8 @@ async def snapshots(session: PostgresSession, query: SnapshotQuery) -> list[Snap
             name, values = "suspended_executions", (*(after or (None, None)), namespace, limit)
         case FailedSince(earliest, before, limit):
             name, values = "failed_executions", (earliest, *(before or (None, None)), limit)
+        case ByPartition(lanes, cursor, limit):
+            name, values = "executions_by_partition", (list(lanes), cursor, limit)
         case MembersOf(flow, cursor, limit, living):
             name = "living_members" if living else "members"
             values = (flow, cursor or FIRST_ID, limit)

@@ -30,6 +30,13 @@ async def detail(session: PostgresSession, uuid: UUID) -> Detail | None:
     return await session.load.run(partial(_detail, session, uuid))
 
 
+async def tags(session: PostgresSession, uuids: Sequence[UUID]) -> list[dict[str, str]]:
+    found: dict[UUID, dict[str, str]] = {}
+    for uuid, key, value in await session.fetch(session.load, "tags_of", list(uuids)):
+        found.setdefault(uuid, {})[key] = value
+    return [found.get(uuid, {}) for uuid in uuids]
+
+
 async def attempts(session: PostgresSession, uuid: UUID) -> list[Attempt]:
     rows = await session.fetch(session.load, "attempts_of", uuid)
     return [named("an attempt of", uuid, partial(read_attempt, doc)) for (doc,) in rows]

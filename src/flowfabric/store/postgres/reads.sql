@@ -35,6 +35,9 @@ cross join lateral (
 ) s
 order by a.at, s.position
 
+-- name: tags_of
+select t.id, t.key, t.value from {schema}.tag t where t.id = any($1::uuid[]) order by t.id, t.key
+
 -- name: tagged_execution
 -- All tags or none; gives a row when there is such an execution.
 with found as (
@@ -109,6 +112,22 @@ from (
 -- include: wanted_executions
 order by e.created_at desc, e.id desc
 limit $16
+
+-- name: executions_by_partition
+select s.*
+from (
+    select e.id from {schema}.execution e
+    where ($2::uuid is null or e.id > $2)
+        and (
+            e.flow is not null
+            or e.route in (select r.number from {schema}.route r where r.lane = any($1::text[]))
+        )
+    order by e.id limit $3
+) m
+cross join lateral (
+    select * from {schema}.snapshot v where v.id = m.id offset 0
+) s
+order by m.id
 
 -- name: failed_executions
 select s.*

@@ -5,9 +5,11 @@ from functools import partial
 from typing import Any
 
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.event import RegistryEvent
 from flowfabric.store.contract import NO_FILTER
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import PostgresSession, columns
+from flowfabric.store.rows.execution import registry_event_row
 from flowfabric.store.rows.record import K, RecordKind, Row, V
 
 
@@ -32,16 +34,29 @@ async def page(
     return kind.readable(await session.ask(session.record, query, *values))
 
 
-async def put(session: PostgresSession, kind: RecordKind[K, V], value: V, expected: int) -> bool:
+async def put(
+    session: PostgresSession,
+    kind: RecordKind[K, V],
+    value: V,
+    expected: int,
+    events: Sequence[RegistryEvent] = (),
+) -> bool:
     row = kind.row(kind.numbered(value, expected))
-    return await session.record.run(partial(_put, session, kind, row, expected))
+    work = partial(_put, session, kind, row, expected)
+    if events:  # one statement needs no transaction
+        work = partial(_put_noted, session, kind, row, expected, events)
+    return await session.record.run(work)
 
 
 async def drop(
-    session: PostgresSession, kind: RecordKind[K, V], key: K, expected: int | None = None
+    session: PostgresSession,
+    kind: RecordKind[K, V],
+    key: K,
+    expected: int | None = None,
+    events: Sequence[RegistryEvent] = (),
 ) -> bool:
     parts = kind.parts(key)
-    return await session.record.run(partial(_drop, session, kind, parts, expected))
+    return await session.record.run(partial(_drop, session, kind, parts, expected, events))
 
 
 async def due(session: PostgresSession, kind: RecordKind[K, V], now: Millis, limit: int) -> list[V]:
@@ -56,8 +71,31 @@ async def next_due(session: PostgresSession, kind: RecordKind[K, V]) -> Millis |
 
 
 async def expire(session: PostgresSession, kind: RecordKind[K, V], now: Millis) -> list[K]:
-    query = session.records.fill("expired_records", kind)
-    return [kind.key_in(row) for row in await session.ask(session.sweep, query, now)]
+    rows = await session.sweep.run(partial(_expire, session, kind, now))
+    return [kind.key_in(row[: len(kind.key)]) for row in rows]
+
+
+async def _expire(
+    session: PostgresSession,
+    kind: RecordKind[Any, Any],
+    now: Millis,
+    connection: Connection,
+    repeated: bool,
+) -> list[Row]:
+    async with connection.transaction():
+        found = await connection.fetch(session.records.fill("expired_records", kind), now)
+        rows = [tuple(row) for row in found]
+        await _note(session, connection, kind.expiries(rows, now))
+    return rows
+
+
+async def _note(
+    session: PostgresSession, connection: Connection, events: Sequence[RegistryEvent]
+) -> None:
+    """Writes what the change of a record is to be known by, in its transaction."""
+    if events:
+        rows = columns([registry_event_row(event) for event in events], 4)
+        await connection.execute(session.queries["registry_events"], *rows)
 
 
 async def _put(
@@ -73,12 +111,33 @@ async def _put(
         written = await connection.fetch(fill("changed_record", kind), *row, expected)
     else:
         written = await connection.fetch(fill("new_record", kind), *row)
-    if written or not repeated:
-        return bool(written)
-    # Refused, unless it is this very row that was written before the reply was lost.
+    return bool(written) or (repeated and await _is_there(session, kind, row, connection))
+
+
+async def _put_noted(
+    session: PostgresSession,
+    kind: RecordKind[Any, Any],
+    row: Row,
+    expected: int,
+    events: Sequence[RegistryEvent],
+    connection: Connection,
+    repeated: bool,
+) -> bool:
+    """As `_put`, with events. A row that was written before the reply was lost has them."""
+    async with connection.transaction():
+        written = await _put(session, kind, row, expected, connection, False)
+        if written:
+            await _note(session, connection, events)
+    return written or (repeated and await _is_there(session, kind, row, connection))
+
+
+async def _is_there(
+    session: PostgresSession, kind: RecordKind[Any, Any], row: Row, connection: Connection
+) -> bool:
+    """Whether a row that was refused is this very one, written before the reply was lost."""
     width = len(kind.key)
     key = columns([row[:width]], width)
-    found = await connection.fetch(fill("records", kind), *key)
+    found = await connection.fetch(session.records.fill("records", kind), *key)
     return [tuple(known) for known in found] == [(*row[: width + 1], row[-1])]
 
 
@@ -87,6 +146,7 @@ async def _drop(
     kind: RecordKind[Any, Any],
     parts: Row,
     expected: int | None,
+    events: Sequence[RegistryEvent],
     connection: Connection,
     repeated: bool,
 ) -> bool:
@@ -96,4 +156,5 @@ async def _drop(
             return False
         for query in records.owned(kind):
             await connection.execute(query, *parts)
+        await _note(session, connection, events)
     return True

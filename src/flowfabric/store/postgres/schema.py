@@ -6,10 +6,12 @@ from functools import partial
 
 from flowfabric.core.base.errors import Corruption, Invalid, SchemaTooNew
 from flowfabric.store import clock as clocks
+from flowfabric.store.copy import secret_in
 from flowfabric.store.foreign import postgres_identity
 from flowfabric.store.postgres.dialer import Connection
+from flowfabric.store.postgres.link import Link
 from flowfabric.store.postgres.session import PostgresSession
-from flowfabric.store.queries import Identity
+from flowfabric.store.queries import StoreIdentity
 from flowfabric.store.sql import load_migrations
 
 MIGRATION_SECONDS = 3600.0
@@ -34,18 +36,20 @@ async def migrate(session: PostgresSession) -> int:
     return version
 
 
-async def identity(session: PostgresSession) -> Identity:
+async def identity(session: PostgresSession) -> StoreIdentity:
     name = postgres_identity(await session.fetch(session.sweep, "database_identity"))
-    return Identity(name, await _secret(session))
+    return StoreIdentity(name, await _secret(session))
 
 
 async def _secret(session: PostgresSession) -> bytes:
-    fresh = secrets.token_bytes(32)
-    await session.fetch(session.sweep, "new_secret", fresh)
-    rows = await session.fetch(session.sweep, "secret")
-    if not rows:
+    known = secret_in(await session.fetch(session.sweep, "secret"))
+    if known is not None:
+        return known
+    await session.fetch(session.sweep, "new_secret", secrets.token_bytes(32))
+    made = secret_in(await session.fetch(session.sweep, "secret"))
+    if made is None:
         raise Corruption("the key that signs handles was deleted")
-    return bytes(rows[0][0])
+    return made
 
 
 async def keep_time(session: PostgresSession) -> None:
@@ -70,9 +74,9 @@ async def _put_correction(session: PostgresSession, value: bytes, expected: byte
     return bool(await session.fetch(session.sweep, "new_clock_correction", value, expected))
 
 
-async def schema_text(session: PostgresSession) -> str:
+async def schema_text(session: PostgresSession, link: Link | None = None) -> str:
     """Every table, constraint, index and view, one line each."""
-    rows = await session.fetch(session.report, "schema_lines")
+    rows = await session.fetch(link or session.report, "schema_lines")
     return "".join(f"{line}\n" for (line,) in rows)
 
 

@@ -1,3 +1,6 @@
+table access_token.name text not null
+table access_token.version integer not null
+table access_token.doc bytea not null
 table admission.at bigint not null
 table admission.count integer not null
 table admission.quota text not null
@@ -12,6 +15,10 @@ table arrival.payload bytea not null
 table attempt.id uuid not null
 table attempt.index integer not null
 table attempt.doc bytea not null
+table audit.id text not null
+table audit.version integer not null
+table audit.kept_until bigint not null
+table audit.doc bytea not null
 table budget.version bigint not null
 table budget.next_reset_at bigint
 table budget.name text not null
@@ -68,6 +75,7 @@ table event.worker integer
 table event.attempt integer
 table event.kind smallint not null
 table event.detail bytea
+table event.namespace text
 table execution.created_at bigint not null
 table execution.id uuid not null
 table execution.flow uuid
@@ -87,6 +95,21 @@ table flow.doc bytea not null
 table flow_tag.id uuid not null
 table flow_tag.key text not null
 table flow_tag.value text not null
+table forgotten.seq bigint not null
+table forgotten.one smallint not null
+table frame.ms bigint not null
+table frame.seq bigint not null
+table frame.number bigint not null
+table frame.id uuid not null
+table frame.attempt integer not null
+table frame.mode smallint not null
+table frame.head bytea not null
+table frame.payload bytea not null
+table frame_gap.ms bigint not null
+table frame_gap.seq bigint not null
+table frame_gap.id uuid not null
+table frame_gap.attempt integer not null
+table frame_gap.mode smallint not null
 table keyring.one smallint not null
 table keyring.version integer not null
 table keyring.doc bytea not null
@@ -223,6 +246,16 @@ table step.occurrence integer not null
 table step.position integer not null
 table step.name text not null
 table step.doc bytea not null
+table stream.expires_at bigint
+table stream.id uuid not null
+table stream.attempt integer not null
+table stream.version integer not null
+table stream.doc bytea not null
+table stream.summary bytea
+table subscription.version bigint not null
+table subscription.name text not null
+table subscription.namespace text
+table subscription.doc bytea not null
 table tag.at bigint not null
 table tag.id uuid not null
 table tag.key text not null
@@ -230,6 +263,10 @@ table tag.value text not null
 table waitpoint.id uuid not null
 table waitpoint.waitpoint uuid not null
 table waitpoint.doc bytea not null
+table webhook.version bigint not null
+table webhook.name text not null
+table webhook.namespace text
+table webhook.doc bytea not null
 table worker.number integer not null
 table worker.id text not null
 table worker.instance text not null
@@ -244,6 +281,9 @@ table parked with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold
 table presence with (fillfactor=50)
 table quota with (fillfactor=50)
 table ready with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
+table stream with (fillfactor=70)
+constraint access_token_pkey PRIMARY KEY (name)
+constraint access_token_version CHECK ((version >= 1))
 constraint admission_count CHECK ((count > 0))
 constraint admission_pkey PRIMARY KEY (quota, key, at)
 constraint arrival_kind_check CHECK (((octet_length(kind) >= 1) AND (octet_length(kind) <= 256)))
@@ -252,6 +292,8 @@ constraint arrival_namespace_check CHECK (((octet_length(namespace) >= 1) AND (o
 constraint arrival_pkey PRIMARY KEY (id)
 constraint attempt_index CHECK ((index >= 0))
 constraint attempt_pkey PRIMARY KEY (id, index)
+constraint audit_pkey PRIMARY KEY (id)
+constraint audit_version CHECK ((version >= 1))
 constraint budget_pkey PRIMARY KEY (name)
 constraint budget_scope CHECK (((scope IS NULL) = (scope_id IS NULL)))
 constraint budget_version CHECK ((version >= 1))
@@ -279,6 +321,13 @@ constraint execution_pkey PRIMARY KEY (id)
 constraint flow_pkey PRIMARY KEY (id)
 constraint flow_version CHECK ((version >= 1))
 constraint flow_tag_pkey PRIMARY KEY (id, key)
+constraint forgotten_one CHECK ((one = 1))
+constraint forgotten_pkey PRIMARY KEY (one)
+constraint frame_mode CHECK (((mode >= 0) AND (mode <= 2)))
+constraint frame_pkey PRIMARY KEY (id, attempt, ms, seq)
+constraint frame_seq CHECK ((seq >= 1))
+constraint frame_gap_mode CHECK (((mode >= 0) AND (mode <= 2)))
+constraint frame_gap_pkey PRIMARY KEY (id, attempt, mode)
 constraint keyring_one CHECK ((one = 1))
 constraint keyring_pkey PRIMARY KEY (one)
 constraint keyring_version CHECK ((version >= 1))
@@ -324,14 +373,24 @@ constraint signal_pkey PRIMARY KEY (id, number)
 constraint step_generation CHECK ((generation >= 0))
 constraint step_occurrence CHECK ((occurrence >= 0))
 constraint step_pkey PRIMARY KEY (id, generation, name, occurrence)
+constraint stream_attempt CHECK ((attempt >= 0))
+constraint stream_pkey PRIMARY KEY (id, attempt)
+constraint stream_version CHECK ((version >= 1))
+constraint subscription_pkey PRIMARY KEY (name)
+constraint subscription_version CHECK ((version >= 1))
 constraint tag_pkey PRIMARY KEY (id, key)
 constraint waitpoint_pkey PRIMARY KEY (id, waitpoint)
+constraint webhook_pkey PRIMARY KEY (name)
+constraint webhook_version CHECK ((version >= 1))
 constraint worker_pkey PRIMARY KEY (number)
+CREATE UNIQUE INDEX access_token_pkey ON flowfabric.access_token USING btree (name)
 CREATE INDEX admission_at ON flowfabric.admission USING btree (quota, at)
 CREATE UNIQUE INDEX admission_pkey ON flowfabric.admission USING btree (quota, key, at)
 CREATE INDEX arrival_order ON flowfabric.arrival USING btree (at, id)
 CREATE UNIQUE INDEX arrival_pkey ON flowfabric.arrival USING btree (id)
 CREATE UNIQUE INDEX attempt_pkey ON flowfabric.attempt USING btree (id, index)
+CREATE INDEX audit_kept ON flowfabric.audit USING btree (kept_until)
+CREATE UNIQUE INDEX audit_pkey ON flowfabric.audit USING btree (id)
 CREATE INDEX budget_attached ON flowfabric.budget USING btree (scope, scope_id, name) WHERE (scope IS NOT NULL)
 CREATE INDEX budget_next_reset_at ON flowfabric.budget USING btree (next_reset_at, name) WHERE (next_reset_at IS NOT NULL)
 CREATE UNIQUE INDEX budget_pkey ON flowfabric.budget USING btree (name)
@@ -362,6 +421,9 @@ CREATE INDEX flow_ended_at ON flowfabric.flow USING btree (ended_at) WHERE (ende
 CREATE UNIQUE INDEX flow_pkey ON flowfabric.flow USING btree (id)
 CREATE INDEX flow_tag_value ON flowfabric.flow_tag USING btree (key, value, id)
 CREATE UNIQUE INDEX flow_tag_pkey ON flowfabric.flow_tag USING btree (id, key)
+CREATE UNIQUE INDEX forgotten_pkey ON flowfabric.forgotten USING btree (one)
+CREATE UNIQUE INDEX frame_pkey ON flowfabric.frame USING btree (id, attempt, ms, seq)
+CREATE UNIQUE INDEX frame_gap_pkey ON flowfabric.frame_gap USING btree (id, attempt, mode)
 CREATE UNIQUE INDEX keyring_pkey ON flowfabric.keyring USING btree (one)
 CREATE INDEX lane_capped ON flowfabric.lane USING btree (name) WHERE (concurrency IS NOT NULL)
 CREATE UNIQUE INDEX lane_pkey ON flowfabric.lane USING btree (name)
@@ -401,8 +463,12 @@ CREATE INDEX signal_suspension ON flowfabric.signal USING btree (id, suspension,
 CREATE INDEX signal_waitpoint ON flowfabric.signal USING btree (id, waitpoint, number)
 CREATE UNIQUE INDEX signal_pkey ON flowfabric.signal USING btree (id, number)
 CREATE UNIQUE INDEX step_pkey ON flowfabric.step USING btree (id, generation, name, occurrence)
+CREATE INDEX stream_expires_at ON flowfabric.stream USING btree (expires_at) WHERE (expires_at IS NOT NULL)
+CREATE UNIQUE INDEX stream_pkey ON flowfabric.stream USING btree (id, attempt)
+CREATE UNIQUE INDEX subscription_pkey ON flowfabric.subscription USING btree (name)
 CREATE UNIQUE INDEX tag_pkey ON flowfabric.tag USING btree (id, key)
 CREATE UNIQUE INDEX waitpoint_pkey ON flowfabric.waitpoint USING btree (id, waitpoint)
+CREATE UNIQUE INDEX webhook_pkey ON flowfabric.webhook USING btree (name)
 CREATE INDEX worker_instance ON flowfabric.worker USING btree (instance)
 CREATE UNIQUE INDEX worker_name ON flowfabric.worker USING btree (id, instance)
 CREATE UNIQUE INDEX worker_pkey ON flowfabric.worker USING btree (number)

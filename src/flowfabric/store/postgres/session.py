@@ -1,9 +1,14 @@
 """What every operation is given: the connections, the queries, the names, the clock."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import cache
 from operator import itemgetter
 from typing import Any, TypeVar
 from uuid import UUID
+
+import asyncpg
 
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.store.clock import StoreClock
@@ -21,6 +26,7 @@ from flowfabric.store.sql import RecordQueries
 T = TypeVar("T")
 Columns = Sequence[Sequence[Any]]
 
+_IF_NEW = re.compile(r"on conflict \([a-z, ]+\) do nothing")
 _ROUTE, _WORKER = SNAPSHOT.index("exec_route"), SNAPSHOT.index("worker")
 
 
@@ -115,6 +121,20 @@ class PostgresSession:
         newest = max((row[_ROUTE] or 0 for row in rows), default=0)
         worker = max((row[_WORKER] or 0 for row in rows), default=0)
         await self.book.know(connection, newest, worker)
+
+
+async def insert_new(connection: Connection, query: str, values: Sequence[Any]) -> list[Any]:
+    """The rows of a statement whose inserts most likely meet no conflict: sent without its
+    `on conflict … do nothing`, which costs a record of WAL per row, and with it if there is one."""
+    if not connection.is_in_transaction():
+        with suppress(asyncpg.UniqueViolationError):
+            return await connection.fetch(_certain(query), *values)
+    return await connection.fetch(query, *values)
+
+
+@cache
+def _certain(query: str) -> str:
+    return _IF_NEW.sub("", query)
 
 
 def same(value: UUID) -> UUID:

@@ -13,6 +13,7 @@ from flowfabric.store.postgres import events as event_reads
 from flowfabric.store.postgres import flows as flow_reads
 from flowfabric.store.postgres import lease as leases
 from flowfabric.store.postgres import records as record_rows
+from flowfabric.store.postgres import streams as stream_rows
 from flowfabric.store.postgres import submit as submissions
 from flowfabric.store.postgres import waits as wait_rows
 from flowfabric.store.postgres import workers as worker_rows
@@ -100,6 +101,12 @@ class PostgresStore:
     glance = _method(upkeep.glance)
     drop_duty = _method(upkeep.drop_duty)
 
+    write_frames = _method(stream_rows.write_frames)
+    streams = _method(stream_rows.streams)
+    read_frames = _method(stream_rows.read_frames)
+    stream_marks = _method(stream_rows.stream_marks)
+    expire_frames = _method(stream_rows.expire_frames)
+
     load_needs = _method(wait_rows.load_needs)
     signals = _method(wait_rows.signals)
 
@@ -127,11 +134,13 @@ class PostgresStore:
 
     executions_in = _method(explain.executions_in)
     lane_counts = _method(explain.lane_counts)
+    depths = _method(explain.depths)
     routes = _method(explain.routes)
 
     load = _method(reads.load)
     ended = _method(reads.ended)
     detail = _method(reads.detail)
+    tags = _method(reads.tags)
     attempts = _method(reads.attempts)
     attempts_at = _method(reads.attempts_at)
     steps = _method(reads.steps)
@@ -141,6 +150,7 @@ class PostgresStore:
     counts = _method(lists.counts)
     set_tags = _method(reads.set_tags)
     events = _method(event_reads.events)
+    forgotten_event = _method(event_reads.forgotten_event)
 
     async def close(self) -> None:
         if self._keeper is not None:

@@ -12,7 +12,7 @@ from flowfabric.core.execution.model import Flags, Ready, Snapshot, Start
 from flowfabric.core.execution.submission import Creation
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
-from flowfabric.store.postgres.session import PostgresSession, columns
+from flowfabric.store.postgres.session import PostgresSession, columns, insert_new
 from flowfabric.store.queries import InboxEntry
 from flowfabric.store.rows.execution import (
     COLUMNS,
@@ -36,6 +36,10 @@ _NOT_READY = (None, None, None, None)
 _WIDTH = len(EXECUTION) + 1 + len(_NOT_READY)
 _SHARED = (EXECUTION.index("route"), len(EXECUTION) + 1, len(EXECUTION) + 2)
 """Route, lead and flags are mostly the same for all."""
+_PARKED = COLUMNS[StateTable.PARKED]
+_SHARED_PARKED = tuple(
+    map(_PARKED.index, ("version", "epoch", "flags", "attempt", "start", "gate"))
+)
 
 
 async def submit(
@@ -67,7 +71,7 @@ async def _create(
     answers: Answers = {}
     rest = creations
     for _ in range(MAX_ROUNDS):
-        for uuid in await _insert(session, connection, rest, now):
+        for uuid in await _insert(session, connection, rest, now, repeated):
             answers[uuid] = None
         rest = [creation for creation in rest if _uuid(creation) not in answers]
         if rest:
@@ -80,23 +84,30 @@ async def _create(
 
 
 async def _insert(
-    session: PostgresSession, connection: Connection, creations: Sequence[Creation], now: Millis
+    session: PostgresSession,
+    connection: Connection,
+    creations: Sequence[Creation],
+    now: Millis,
+    repeated: bool,
 ) -> list[UUID]:
     """The executions that were created, with the steps of forks among them."""
-    queries, values = session.queries, _values(creations, now, session.book.names)
+    query = session.queries["submitted_executions"]
+    values = _values(creations, now, session.book.names)
     if not any(creation.steps for creation in creations):
-        return [
-            uuid for (uuid,) in await connection.fetch(queries["submitted_executions"], *values)
-        ]
+        if not repeated and all(creation.minted for creation in creations):
+            return _ids(await insert_new(connection, query, values))
+        return _ids(await connection.fetch(query, *values))
     async with connection.transaction():
-        made = [
-            uuid for (uuid,) in await connection.fetch(queries["submitted_executions"], *values)
-        ]
+        made = _ids(await connection.fetch(query, *values))
         new = [creation for creation in creations if _uuid(creation) in made]
         steps = [step_row(_uuid(creation), step) for creation in new for step in creation.steps]
         if steps:
-            await connection.fetch(queries["new_steps"], *columns(steps, len(STEP)))
+            await connection.fetch(session.queries["new_steps"], *columns(steps, len(STEP)))
     return made
+
+
+def _ids(rows: Sequence[Any]) -> list[UUID]:
+    return [uuid for (uuid,) in rows]
 
 
 async def _known(
@@ -203,7 +214,7 @@ def _values(creations: Sequence[Creation], now: Millis, names: Names) -> list[An
         *columns(executions, _WIDTH, shared=_SHARED),
         *columns(keys, 4),
         now,
-        *columns(parked, len(COLUMNS[StateTable.PARKED])),
+        *columns(parked, len(_PARKED), shared=_SHARED_PARKED),
         *columns(deadlines, 2),
         *columns(tags, 4),
     ]

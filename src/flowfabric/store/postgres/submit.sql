@@ -3,7 +3,7 @@
 -- name: submitted_executions
 -- Gives the ids that were created. Only keys of executions that do not exist are taken, and only
 -- executions whose key was taken are created. `(… in …) is true` stays a hashed lookup, whatever
--- joins the connection has switched off. A route, lead or flags that all share comes as one element.
+-- joins the connection has switched off. What all share of some columns comes as one element.
 -- The lead is how far the rank is from the creation, the same for all of one priority; executions
 -- that do not wait for a worker have none.
 with given as materialized (
@@ -51,13 +51,26 @@ made_parked as (
         id, version, epoch, rank, flags, attempt, start, life,
         timeout, gate, due_at, since, note, queue
     )
-    select p.*
+    select
+        p.id,
+        case cardinality($19::integer[]) when 1 then ($19::integer[])[1] else p.version end,
+        case cardinality($20::integer[]) when 1 then ($20::integer[])[1] else p.epoch end,
+        p.rank,
+        case cardinality($22::smallint[]) when 1 then ($22::smallint[])[1] else p.flags end,
+        case cardinality($23::integer[]) when 1 then ($23::integer[])[1] else p.attempt end,
+        case cardinality($24::smallint[]) when 1 then ($24::smallint[])[1] else p.start end,
+        p.life, p.timeout,
+        case cardinality($27::smallint[]) when 1 then ($27::smallint[])[1] else p.gate end,
+        p.due_at, p.since, p.note, p.queue
     from unnest(
         $18::uuid[], $19::integer[], $20::integer[], $21::bigint[], $22::smallint[],
         $23::integer[], $24::smallint[], $25::bytea[],
         $26::bigint[], $27::smallint[], $28::bigint[], $29::bigint[], $30::bytea[],
         $31::bigint[]
-    ) as p (id)
+    ) as p (
+        id, version, epoch, rank, flags, attempt, start, life,
+        timeout, gate, due_at, since, note, queue
+    )
     where (p.id in (select made.id from made)) is true
 ),
 made_deadlines as (

@@ -19,7 +19,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.code import is_blocked_by_code
-from flowfabric.core.execution.event import Event, EventKind, StoredEvent
+from flowfabric.core.execution.event import Event, EventKind, RegistryEvent, StoredEvent
 from flowfabric.core.execution.mismatch import CodeBlock
 from flowfabric.core.execution.model import (
     EMPTY_LIFE,
@@ -286,6 +286,12 @@ def event_row(event: Event, names: Names, key: Key = _itself) -> Row:
     )
 
 
+def registry_event_row(event: RegistryEvent) -> Row:
+    """As `event_row`, with the namespace, which an event without an execution must say itself."""
+    detail = msgspec.json.encode(event.detail)
+    return (event.at, int(event.kind), detail, event.namespace)
+
+
 def trim_at(snapshot: Snapshot, ended_at: Millis) -> Millis | None:
     """When an execution with a retention of its own may be deleted."""
     policy = snapshot.execution.policy
@@ -339,15 +345,19 @@ def _read_snapshot(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]
 
 
 def read_event(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]) -> StoredEvent:
-    """Columns: seq, then EVENT, then the execution's route and flow."""
-    seq, id, at, kind, epoch, attempt, worker, detail, route_number, flow = row
+    """Columns: seq, then EVENT, then the execution's route and flow, and the namespace of an event
+    that has no execution."""
+    seq, id, at, kind, epoch, attempt, worker, detail, route_number, flow, namespace = row
+    members = None if detail is None else msgspec.json.decode(detail)
+    if namespace is not None:
+        return _read_registry_event(seq, at, EventKind(kind), namespace, members or {})
     route = names.routes[route_number]
-    key = uuid(id)
+    key, flow_id = uuid(id), None if flow is None else uuid(flow)
     return StoredEvent(
         seq=seq,
         id=ExecutionId.solo(route.lane, key)
-        if flow is None
-        else ExecutionId.member(uuid(flow), key),
+        if flow_id is None
+        else ExecutionId.member(flow_id, key),
         namespace=route.namespace,
         lane=route.lane,
         at=at,
@@ -355,7 +365,26 @@ def read_event(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]) ->
         epoch=epoch,
         attempt=attempt,
         worker=None if worker is None else names.workers[worker],
-        detail=None if detail is None else msgspec.json.decode(detail),
+        detail=members,
+        flow=flow_id,
+    )
+
+
+def _read_registry_event(
+    seq: int, at: Millis, kind: EventKind, namespace: str, detail: dict[str, Any]
+) -> StoredEvent:
+    """The worker is in the detail; one whose entry could not be read has no id."""
+    worker = WorkerIdentity(detail.get("worker", ""), detail["instance"])
+    return StoredEvent(
+        seq=seq,
+        id=None,
+        namespace=namespace,
+        lane="",
+        at=at,
+        kind=kind,
+        epoch=0,
+        worker=worker,
+        detail=detail,
     )
 
 

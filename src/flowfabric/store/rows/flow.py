@@ -48,6 +48,17 @@ def written_by(changes: Iterable[Change[object]]) -> FlowWrites:
     return rows
 
 
+def joined_rows(changes: Iterable[Change[object]]) -> list[Row]:
+    """(flow, id) of executions that join a flow they were not created for."""
+    return [
+        (change.after.execution.flow, change.after.execution.uuid)
+        for change in changes
+        if change.before is not None
+        and change.after is not None
+        and change.before.execution.flow != change.after.execution.flow
+    ]
+
+
 def edge_row(edge: Edge) -> Row:
     return (edge.flow, edge.id, edge.upstream, edge.downstream, _encode(edge))
 

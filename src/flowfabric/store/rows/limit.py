@@ -13,9 +13,10 @@ import msgspec
 from msgspec.structs import replace
 
 from flowfabric.core.base import document
+from flowfabric.core.execution.model import Start
 from flowfabric.core.limit.budget import Ledger, Reservation
-from flowfabric.core.limit.quota import Use, Uses
-from flowfabric.core.limit.release import Line
+from flowfabric.core.limit.quota import Quota, Use, Uses
+from flowfabric.core.limit.release import Candidate, Line, QuotaView
 from flowfabric.core.limit.spend import Charge
 from flowfabric.store.readable import UNREADABLE, named, unreadable
 
@@ -50,6 +51,32 @@ def read_uses(doc: bytes) -> Uses:
 def servable(lines: Iterable[Line], damaged: Collection[str]) -> list[Line]:
     """The lines that use no unreadable quota, whose limits are unknown."""
     return [line for line in lines if not any(use.quota in damaged for use in line.uses)]
+
+
+def view_by_key(quota: Quota, served: int | None, rows: Iterable[Row]) -> QuotaView | None:
+    """The view of a quota that limits keys only, from rows of candidates: queue, turn and uses of
+    the line, its slots in use; id, version, rank and start. None if a line uses another quota as
+    well: then more has to be read."""
+    cap = quota.concurrency_per_key or 0
+    lines: dict[int, tuple[int, Uses, int]] = {}
+    waiting: dict[int, list[Candidate]] = {}
+    for queue, turn, line, slots, id, version, rank, start in rows:
+        found = waiting.get(queue)
+        if found is None:
+            uses = read_uses(line)
+            if len(uses) > 1:
+                return None
+            lines[queue] = (turn, uses, int(slots))
+            found = waiting[queue] = []
+        if len(found) < cap - slots:
+            found.append(Candidate(id, version, rank, start != Start.CONTINUE))
+    return QuotaView(
+        quotas={quota.name: quota},
+        lines=[Line(id, uses, turn, waiting[id]) for id, (turn, uses, _) in lines.items()],
+        held=[(uses, slots) for _, uses, slots in lines.values() if slots],
+        served={} if served is None else {quota.name: served},
+        by_key=True,
+    )
 
 
 def ledger_row(ledger: Ledger) -> Row:

@@ -13,10 +13,17 @@ from uuid import UUID
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from flowfabric.core.access.audit import AuditRecord
+from flowfabric.core.access.token import AccessToken
 from flowfabric.core.base import document
 from flowfabric.core.base.document import Document
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.event import RegistryEvent
 from flowfabric.core.execution.registry import Presence
+from flowfabric.core.execution.registry_event import expired
 from flowfabric.core.execution.schedule import Schedule
+from flowfabric.core.execution.subscription import Subscription
+from flowfabric.core.execution.webhook import Webhook
 from flowfabric.core.flow.model import Flow
 from flowfabric.core.limit.budget import ATTACHED, Budget
 from flowfabric.core.limit.lane import Lane
@@ -48,8 +55,9 @@ class RecordKind(Struct, Generic[K, V], frozen=True, kw_only=True, eq=False):
     has members of the same names. `columns` are the other columns that statements look by, and how
     each is made of a value. `due`, one of them, holds the moment at which a record needs attention.
     `owned` are tables whose rows go when a record goes, with the column that holds its key. `first`
-    gives the version of a new record. `read` makes a value of key columns, version and document;
-    `write` makes the document of a value.
+    gives the version of a new record. `expired` makes the event of a record that expires, of its
+    key columns and its value (None if it cannot be read). `read` makes a value of key columns,
+    version and document; `write` makes the document of a value.
     """
 
     name: str
@@ -61,6 +69,7 @@ class RecordKind(Struct, Generic[K, V], frozen=True, kw_only=True, eq=False):
     due: str | None = None
     owned: Mapping[str, str] = field(default_factory=dict)
     first: Callable[[V], int] = lambda value: 1
+    expired: Callable[[Sequence[Any], V | None, Millis], RegistryEvent] | None = None
 
     def key_of(self, value: V) -> K:
         """The key as callers use it: its only member, or a tuple of all."""
@@ -112,6 +121,14 @@ class RecordKind(Struct, Generic[K, V], frozen=True, kw_only=True, eq=False):
         """The values of such rows that can be read; `left_out` gets each row that cannot."""
         return readable(rows, self.value, self.name, self._shown, left_out)
 
+    def expiries(self, rows: Sequence[Sequence[Any]], now: Millis) -> list[RegistryEvent]:
+        """The events of expired rows (key columns, version, document)."""
+        if self.expired is None:
+            return []
+        read = {self.parts(self.key_of(value)): value for value in self.readable(rows)}
+        keys = [tuple(row[: len(self.key)]) for row in rows]
+        return [self.expired(key, read.get(key), now) for key in keys]
+
     def value(self, row: Sequence[Any]) -> V:
         """The value of a row (key columns, version, document)."""
         *key, version, doc = row
@@ -131,7 +148,7 @@ def _reading(cls: type[D], *members: str) -> Callable[[Sequence[Any], int, Any],
     return read
 
 
-def _made_at(value: Quota | Budget) -> int:
+def _made_at(value: Quota | Budget | Subscription | Webhook) -> int:
     """A new record begins with the moment it was made, so that a decision about one that was
     deleted does not fit the one that was made in its place."""
     return max(1, value.created_at)
@@ -179,6 +196,7 @@ PRESENCES: RecordKind[tuple[str, str], Presence] = RecordKind(
     columns={"expires_at": attrgetter("kept_until")},
     due="expires_at",
     first=lambda presence: max(1, presence.version),
+    expired=lambda key, presence, now: expired(key[0], key[1], presence, now),
     read=_reading(Presence, "namespace", "instance"),
     write=document.write,
 )
@@ -235,10 +253,48 @@ FLOWS: RecordKind[UUID, Flow] = RecordKind(
 )
 """`records` reads flows; `apply_flow` and `count_flows` write them, with their executions."""
 
+SUBSCRIPTIONS: RecordKind[str, Subscription] = RecordKind(
+    name="subscription",
+    table="subscription",
+    key={"name": "text"},
+    columns={"namespace": attrgetter("namespace")},
+    first=_made_at,
+    read=_reading(Subscription, "name"),
+    write=document.write,
+)
+
+WEBHOOKS: RecordKind[str, Webhook] = RecordKind(
+    name="webhook",
+    table="webhook",
+    key={"name": "text"},
+    columns={"namespace": attrgetter("namespace")},
+    first=_made_at,
+    read=_reading(Webhook, "name"),
+    write=document.write,
+)
+
 KEYRING: RecordKind[int, SealedKeyring] = RecordKind(
     name="the key ring",
     table="keyring",
     key={"one": "smallint"},
     read=lambda key, version, doc: SealedKeyring(bytes(doc), version),
     write=attrgetter("doc"),
+)
+
+TOKENS: RecordKind[str, AccessToken] = RecordKind(
+    name="access token",
+    table="access_token",
+    key={"name": "text"},
+    read=_reading(AccessToken, "name"),
+    write=document.write,
+)
+
+AUDIT: RecordKind[str, AuditRecord] = RecordKind(
+    name="audit record",
+    table="audit",
+    key={"id": "text"},
+    columns={"kept_until": attrgetter("kept_until")},
+    due="kept_until",
+    read=_reading(AuditRecord, "id"),
+    write=document.write,
 )

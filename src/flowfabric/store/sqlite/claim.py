@@ -13,7 +13,15 @@ from msgspec.json import encode
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Active, Flags, Head, Lease, Route, Snapshot, Start
 from flowfabric.core.execution.routing import satisfies
-from flowfabric.store.queries import ClaimCall, Progress, Renewal, SideWrite, Suspects, Taken
+from flowfabric.store.queries import (
+    ClaimCall,
+    FrameWrite,
+    Progress,
+    Renewal,
+    SideWrite,
+    Suspects,
+    Taken,
+)
 from flowfabric.store.readable import SET_ASIDE, UNREADABLE, readable, tell, unreadable
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.sqlite.lanes import LaneGate, lane_gates
@@ -27,7 +35,7 @@ _HELD = 15
 
 Row = tuple[Any, ...]
 _Found = dict[bytes, tuple[ClaimCall, Taken]]
-Fenced = TypeVar("Fenced", Renewal, SideWrite)
+Fenced = TypeVar("Fenced", Renewal, SideWrite, FrameWrite)
 
 
 def claim(session: SqliteSession, call: ClaimCall, now: Millis) -> list[Taken]:
@@ -53,7 +61,7 @@ def claim_all(session: SqliteSession, calls: Sequence[ClaimCall], now: Millis) -
 
 def renew(session: SqliteSession, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
     by_ttl: dict[Millis, dict[bytes, UUID]] = {}
-    for renewal, id in _standing(session, renewals, now):
+    for renewal, id in standing(session, renewals, now):
         by_ttl.setdefault(renewal.ttl, {})[id] = renewal.uuid
     renewed: dict[UUID, Millis] = {}
     for ttl, uuids in by_ttl.items():
@@ -65,9 +73,9 @@ def renew(session: SqliteSession, renewals: Sequence[Renewal], now: Millis) -> d
 
 
 def write_progress(session: SqliteSession, writes: Sequence[SideWrite], now: Millis) -> set[UUID]:
-    steps, progress, standing = [], [], set()
-    for write, id in _standing(session, writes, now):
-        standing.add(write.uuid)
+    steps, progress, written = [], [], set()
+    for write, id in standing(session, writes, now):
+        written.add(write.uuid)
         if write.step is not None:
             steps.append(keyed(id, rows.step_row(write.uuid, write.step)))
         if write.progress is not None or write.state_value is not None:
@@ -75,7 +83,7 @@ def write_progress(session: SqliteSession, writes: Sequence[SideWrite], now: Mil
             progress.append((id, said.percent, said.message, write.state_value, now))
     session.insert("new_steps", steps)
     session.each("new_progress", progress)
-    return standing
+    return written
 
 
 def refused_fences(
@@ -85,7 +93,7 @@ def refused_fences(
     return set(session.given("refused_fences", fences, now)) if fences else set()
 
 
-def _standing(
+def standing(
     session: SqliteSession, items: Sequence[Fenced], now: Millis
 ) -> list[tuple[Fenced, bytes]]:
     """The items whose lease stands, with the id of their execution."""

@@ -15,10 +15,11 @@ from flowfabric.core.base.errors import (
 
 MEMORY = ":memory:"
 OLDEST = (3, 35, 0)
+NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "fuse.sshfs"})
+"""File systems whose locks do not hold."""
 SYNCHRONOUS = frozenset({"NORMAL", "FULL", "EXTRA"})
 
 _MOUNTS = Path("/proc/self/mounts")
-_NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "fuse.sshfs"})
 
 # Nothing is cached twice: statements are few, but each comes in several widths.
 _STATEMENTS = 512
@@ -39,7 +40,7 @@ def check_path(path: str) -> str:
         raise Unavailable(f"{full} is a directory, not a database")
     if not full.parent.is_dir():
         raise Unavailable(f"{full.parent} does not exist, so {full.name} cannot be made there")
-    if (kind := _file_system(full)) in _NETWORK:
+    if (kind := file_system(full)) in NETWORK:
         raise Unavailable(f"{full} is on a network file system ({kind}), whose locks do not hold")
     return str(full)
 
@@ -159,7 +160,7 @@ def _configure(connection: sqlite3.Connection, path: str, synchronous: str) -> N
     connection.execute("pragma journal_size_limit = 67108864")
 
 
-def _file_system(path: Path) -> str | None:
+def file_system(path: Path) -> str | None:
     """The kind of file system a path is on, where the system says so."""
     try:
         lines = _MOUNTS.read_text("utf-8", errors="replace").splitlines()

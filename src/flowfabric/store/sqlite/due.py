@@ -6,6 +6,7 @@ from uuid import UUID
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.registry import FOREVER
+from flowfabric.store.copy import secret_in
 from flowfabric.store.queries import Glance
 from flowfabric.store.sqlite.session import SqliteSession, read_uuid
 
@@ -26,6 +27,9 @@ _BELONGINGS = (
     "trimmed_events",
     "trimmed_tags",
     "trimmed_progress",
+    "trimmed_streams",
+    "trimmed_stream_frames",
+    "trimmed_stream_gaps",
     "trimmed_ledgers",
     "trimmed_executions",
 )
@@ -56,11 +60,15 @@ def trim(session: SqliteSession, ended_before: Millis, now: Millis, limit: int) 
         ids += _trim_edges(session, {**values, "limit": limit - len(ids)})
     if ids:
         session.each("trimmed_keys", session.among("held_keys", ids).fetchall())
+        session.execute("forgotten", session.among("newly_forgotten", ids).fetchone())
         for name in _BELONGINGS:
             session.among(name, ids)
     if flows := [id for (id,) in session.rows("trimmable_flows", values)]:
         for name in _FLOW_BELONGINGS:
             session.among(name, flows)
+    if old := session.rows("old_registry_events", values):
+        session.each("trimmed_registry_events", old)
+        session.execute("forgotten", old[-1])
     session.execute("lapsed_keys", {"now": now, "limit": limit})
     return len(ids)
 
@@ -109,8 +117,8 @@ def put_correction(session: SqliteSession, value: bytes, expected: bytes | None)
 
 
 def secret(session: SqliteSession) -> bytes:
-    if (row := session.row("secret")) is None:
-        session.execute("new_secret", (secrets.token_bytes(32),))
-        row = session.row("secret")
-    assert row is not None  # noqa: S101 - just written
-    return bytes(row[0])
+    found = secret_in(session.rows("secret"))
+    if found is None:
+        found = secrets.token_bytes(32)
+        session.execute("new_secret", (found,))
+    return found

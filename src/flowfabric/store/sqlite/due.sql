@@ -82,6 +82,19 @@ delete from signal where id in (?)
 -- name: trimmed_marks
 delete from mark where id in (?)
 
+-- name: newly_forgotten
+select max(seq) from event where id in (?)
+
+-- name: old_registry_events
+select seq from event where id = zeroblob(16) and at <= :ended_before order by seq limit :limit
+
+-- name: trimmed_registry_events
+delete from event where seq = ?
+
+-- name: forgotten
+-- Readers with an older cursor must learn that events are missing.
+update forgotten set seq = max(seq, coalesce(?, 0))
+
 -- name: trimmed_events
 delete from event where id in (?)
 

@@ -30,6 +30,11 @@ def events(session: SqliteSession, query: EventQuery) -> EventPage:
     return EventPage(read, query.after if row is None or row[0] is None else row[0])
 
 
+def forgotten_event(session: SqliteSession) -> int:
+    row = session.row("forgotten_event")
+    return 0 if row is None else int(row[0])
+
+
 _EVENTS = {False: "events_after", True: "events_of"}
 _LAST = {False: "last_window_event", True: "last_window_event_of"}
 
@@ -44,6 +49,7 @@ def _filter(session: SqliteSession, query: EventQuery) -> dict[str, object]:
         "after": query.after,
         "id": None if query.uuid is None else query.uuid.bytes,
         "routes": numbers(routes),
+        "namespace": query.namespace,
         "kinds": numbers(query.kinds),
         "tag_key": key,
         "tag_value": value,

@@ -9,6 +9,7 @@ from flowfabric.store.queries import (
     LaneCounts,
     Place,
     ReadySlots,
+    RouteDepth,
     RunningIn,
     WaitCount,
 )
@@ -40,6 +41,19 @@ def executions_in(session: SqliteSession, place: Place, limit: int) -> list[UUID
 def routes(session: SqliteSession) -> list[Route]:
     session.learn_routes()
     return list(session.names.routes.values())
+
+
+def depths(session: SqliteSession, limit: int) -> list[RouteDepth]:
+    session.learn_routes()
+    return [
+        RouteDepth(
+            session.names.routes[number],
+            waiting,
+            running,
+            None if oldest is None else read_uuid(oldest),
+        )
+        for number, waiting, running, oldest in session.rows("route_depths", {"limit": limit})
+    ]
 
 
 def lane_counts(session: SqliteSession, lane: str, namespace: str | None) -> LaneCounts:

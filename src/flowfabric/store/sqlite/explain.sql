@@ -27,3 +27,16 @@ cross join ready as r on r.route = wanted.value
 where r.queue is not null and r.lost is null
 order by r.rank, r.id
 limit :limit
+
+-- name: route_depths
+select route, sum(waits), sum(runs), min(oldest) from (
+    select route, count(*) as waits, 0 as runs, min(id) as oldest
+    from (select route, id from ready where lost is null limit :limit)
+    group by route
+    union all
+    select route, 0, count(*), null
+    from (select route from lease limit :limit)
+    group by route
+)
+group by route
+order by route

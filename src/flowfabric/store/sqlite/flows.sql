@@ -51,6 +51,9 @@ on conflict (flow, id) do nothing
 -- name: settled_edges
 update edge set outcome = ? where flow = ? and id = ?
 
+-- name: joined_executions
+update execution set flow = ? where id = ?
+
 -- name: edges_of_flow
 select doc, outcome from edge
 where flow = ? and id > ? and (? = 0 or outcome is null)

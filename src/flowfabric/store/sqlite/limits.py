@@ -6,6 +6,7 @@ from uuid import UUID
 
 from msgspec.json import encode
 
+from flowfabric.core.base.errors import Corruption
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Gate, Start
 from flowfabric.core.limit.quota import Quota, Uses
@@ -28,6 +29,7 @@ from flowfabric.store.rows.limit import (
     queue_rows,
     read_uses,
     servable,
+    view_by_key,
 )
 from flowfabric.store.rows.record import QUOTAS
 from flowfabric.store.sqlite.reads import numbers, route_numbers
@@ -43,6 +45,8 @@ def put_queues(session: SqliteSession, queues: Sequence[tuple[int, Uses]]) -> No
 
 def quota_view(session: SqliteSession, ask: QuotaViewRequest) -> QuotaView:
     """One read transaction, so everything is of one moment."""
+    if ask.by_key and (by_key := _view_by_key(session, ask)) is not None:
+        return by_key
     lines = _lines(session, ask)
     used = {(use.quota, use.key) for line in lines for use in line.uses}
     names = {ask.quota} | {quota for quota, _ in used}
@@ -136,13 +140,35 @@ def trim_limits(
     return gone + session.execute("trimmed_charges", charges).rowcount
 
 
-def _lines(session: SqliteSession, ask: QuotaViewRequest) -> list[Line]:
+def _view_by_key(session: SqliteSession, ask: QuotaViewRequest) -> QuotaView | None:
+    """None if the quota has other limits, a line uses another one, or something cannot be read:
+    then all has to be seen."""
+    docs = session.given_to(session.records.fill("records", QUOTAS), [(ask.quota,)])
+    try:
+        quota = QUOTAS.by_key(docs).get(ask.quota)
+        if quota is None or not quota.only_keys:
+            return None
+        queues = encode(ask.queues or ()).decode()
+        values = {"quota": ask.quota, "queues": queues, "cap": quota.concurrency_per_key}
+        rows = session.rows("lines_with_room", {**values, **_shut(session, ask)})
+        served = dict(session.rows("latest_turns", {"quotas": encode([ask.quota]).decode()}))
+        found = ((*row[:4], read_uuid(row[4]), *row[5:]) for row in rows)
+        return view_by_key(quota, served.get(ask.quota), found)
+    except Corruption:
+        return None
+
+
+def _shut(session: SqliteSession, ask: QuotaViewRequest) -> dict[str, str | None]:
     if ask.closed or ask.draining:
         session.learn_routes()
-    shut: dict[str, str | None] = {
+    return {
         "closed": numbers(route_numbers(session, ask.closed)),
         "draining": numbers(route_numbers(session, ask.draining)),
     }
+
+
+def _lines(session: SqliteSession, ask: QuotaViewRequest) -> list[Line]:
+    shut = _shut(session, ask)
     values = {"quota": ask.quota, "limit": ask.lines, **shut}
     if ask.queues is None:
         found = session.rows("lines", values)

@@ -35,6 +35,33 @@ cross join queue as q on q.quota = :quota and q.id = wanted.id
 where exists (
     -- include: waiting_line
 
+-- name: lines_with_room
+-- Of these queues, of a quota that limits the concurrency of each key to :cap and nothing else, those
+-- with a free slot, and the best :cap of each.
+with counted as materialized (
+    select q.id, q.turn, q.uses, (
+        select sum(
+            (select count(*) from ready where queue = s.id)
+            + (select count(*) from lease where queue = s.id)
+        )
+        from queue as s indexed by queue_key where s.quota = q.quota and s.key = q.key
+    ) as held
+    from json_each(:queues) as wanted
+    cross join queue as q on q.quota = :quota and q.id = wanted.value
+    where exists (select 1 from parked as w where w.queue = q.id and w.gate = 8)
+)
+select c.id, c.turn, c.uses, c.held, p.id, p.version, p.rank, p.start
+from counted as c
+cross join parked as p on p.id in (
+    select p.id from parked as p
+    where p.queue = c.id and p.gate = 8
+        -- include: can_be_taken
+    order by p.rank, p.id
+    limit :cap
+)
+where c.held < :cap
+order by c.id, p.rank, p.id
+
 -- name: line_candidates
 select p.id, p.version, p.rank, p.start from parked as p
 where p.queue = :queue and p.gate = 8

@@ -4,6 +4,7 @@ A spot is a number that tells where an execution stands, as the queries give it:
 of the numbers below. Only for a blocked execution the public state depends on more.
 """
 
+import json
 from collections import Counter
 from collections.abc import Collection
 from uuid import UUID
@@ -12,6 +13,7 @@ from flowfabric.core.base.time import MAX_MILLIS, Millis
 from flowfabric.core.execution.model import Gate, Snapshot, Waiting
 from flowfabric.core.execution.status import PublicState
 from flowfabric.store.queries import (
+    ByPartition,
     Claimable,
     Counts,
     FailedSince,
@@ -94,6 +96,10 @@ def snapshots(session: SqliteSession, query: SnapshotQuery) -> list[Snapshot]:
             first = b"" if cursor is None else cursor.bytes
             page = {"flow": flow.bytes, "after": first, "limit": limit}
             ids = [id for (id,) in session.rows(name, page)]
+        case ByPartition(lanes, cursor, limit):
+            first = b"" if cursor is None else cursor.bytes
+            page = {"lanes": json.dumps(lanes), "after": first, "limit": limit}
+            ids = [id for (id,) in session.rows("executions_by_partition", page)]
     return readable_snapshots(session, ids)
 
 
@@ -109,13 +115,16 @@ def counts(
         rows = session.rows("member_counts", {"flow": flow.bytes})
     else:
         routes = numbers(_routes(session, namespace, lane))
-        rows = session.rows("state_counts", {"routes": routes, "window": window})
+        filtered = routes is not None
+        # Each outcome is a place of its own: unless rows are left out, no more need be read.
+        ended = window if filtered else MOST + 1
+        rows = session.rows("state_counts", {"routes": routes, "window": window, "ended": ended})
     found: Counter[str] = Counter()
     for spot, reason, count in rows:
         found[public_of(spot, reason)] += count
     capped = {state for state, count in found.items() if count > MOST}
     if flow is None:
-        for (full,) in session.rows("full_windows", {"window": window}):
+        for (full,) in session.rows("full_windows", {"window": window, "filtered": filtered}):
             capped |= {_PUBLIC[spot] for spot in _sharing(full) if spot in _PUBLIC}
     return Counts(
         by_state={state: min(found[state], MOST) for state in PublicState},

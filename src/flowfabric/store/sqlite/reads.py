@@ -70,6 +70,10 @@ def detail(session: SqliteSession, uuid: UUID) -> Detail | None:
     )
 
 
+def tags(session: SqliteSession, uuids: Sequence[UUID]) -> list[dict[str, str]]:
+    return [dict(session.rows("tags_of", {"id": uuid.bytes})) for uuid in uuids]
+
+
 def attempts(session: SqliteSession, uuid: UUID) -> list[Attempt]:
     found = session.rows("attempts_of", (uuid.bytes,))
     return [named("an attempt of", uuid, partial(rows.read_attempt, doc)) for (doc,) in found]

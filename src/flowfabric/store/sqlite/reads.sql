@@ -124,6 +124,18 @@ where (created_at, id) < (:after_at, :after_id)
 order by created_at desc, id desc
 limit 1 offset :window - 1
 
+-- name: executions_by_partition
+select e.id from execution as e
+where e.id > :after
+    and (
+        e.flow is not null
+        or e.route in (
+            select number from route where lane in (select value from json_each(:lanes))
+        )
+    )
+order by e.id
+limit :limit
+
 -- name: failed_executions
 select id from done
 where outcome = 1 and ended_at >= :since and ended_at <= :at
@@ -133,7 +145,7 @@ limit :limit
 
 -- name: state_counts
 -- Spot (as in listed_executions), why it is blocked, how many. Of each place at most `:window`
--- rows are looked at.
+-- rows are looked at, and of each outcome `:ended`.
 select iif(s.lost is null, 30, 31) as spot, null as reason, count(*)
 from (select lost, route from ready limit :window) as s
 where :routes is null or s.route in (select value from json_each(:routes))
@@ -158,7 +170,7 @@ where :routes is null or (select route from execution where id = s.id) in (
 group by 1, 2
 union all
 select 40 + wanted.value, null, (
-    select count(*) from (select id from done where outcome = wanted.value limit :window) as s
+    select count(*) from (select id from done where outcome = wanted.value limit :ended) as s
     where :routes is null or (select route from execution where id = s.id) in (
         select value from json_each(:routes)
     )
@@ -166,7 +178,8 @@ select 40 + wanted.value, null, (
 from json_each('[0, 1, 2, 3, 4]') as wanted
 
 -- name: full_windows
--- One spot of each place of state_counts that has `:window` rows or more.
+-- One spot of each place of state_counts that has `:window` rows or more. Without a filter the
+-- counts of outcomes say it themselves.
 select 30 where (select count(*) from (select 1 from ready limit :window)) = :window
 union all
 select 32 where (select count(*) from (select 1 from lease limit :window)) = :window
@@ -174,7 +187,7 @@ union all
 select 0 where (select count(*) from (select 1 from parked limit :window)) = :window
 union all
 select 40 + wanted.value from json_each('[0, 1, 2, 3, 4]') as wanted
-where (
+where :filtered and (
     select count(*) from (select 1 from done where outcome = wanted.value limit :window)
 ) = :window
 

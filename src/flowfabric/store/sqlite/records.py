@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.event import RegistryEvent
 from flowfabric.store.contract import NO_FILTER
+from flowfabric.store.rows.execution import registry_event_row
 from flowfabric.store.rows.record import K, RecordKind, V
 from flowfabric.store.sqlite.session import SqliteSession, plain
 
@@ -31,22 +33,34 @@ def page(
     return kind.readable(session.connection.execute(query, (most, *first, *where.values())))
 
 
-def put(session: SqliteSession, kind: RecordKind[K, V], value: V, expected: int) -> bool:
+def put(
+    session: SqliteSession,
+    kind: RecordKind[K, V],
+    value: V,
+    expected: int,
+    events: Sequence[RegistryEvent] = (),
+) -> bool:
     (row,) = plain([kind.row(kind.numbered(value, expected))])
     if expected:
-        return _one(session, "changed_record", kind, *row, expected)
-    return _one(session, "new_record", kind, *row)
+        written = _one(session, "changed_record", kind, *row, expected)
+    else:
+        written = _one(session, "new_record", kind, *row)
+    return written and _note(session, events)
 
 
 def drop(
-    session: SqliteSession, kind: RecordKind[K, V], key: K, expected: int | None = None
+    session: SqliteSession,
+    kind: RecordKind[K, V],
+    key: K,
+    expected: int | None = None,
+    events: Sequence[RegistryEvent] = (),
 ) -> bool:
     parts = kind.parts(key)
     if not _one(session, "dropped_record", kind, *parts, expected):
         return False
     for query in session.records.owned(kind):
         session.connection.execute(query, parts)
-    return True
+    return _note(session, events)
 
 
 def due(session: SqliteSession, kind: RecordKind[K, V], now: Millis, limit: int) -> list[V]:
@@ -62,7 +76,15 @@ def next_due(session: SqliteSession, kind: RecordKind[K, V]) -> Millis | None:
 
 def expire(session: SqliteSession, kind: RecordKind[K, V], now: Millis) -> list[K]:
     query = session.records.fill("expired_records", kind)
-    return [kind.key_in(row) for row in session.connection.execute(query, (now,))]
+    rows = session.connection.execute(query, (now,)).fetchall()
+    _note(session, kind.expiries(rows, now))
+    return [kind.key_in(row[: len(kind.key)]) for row in rows]
+
+
+def _note(session: SqliteSession, events: Sequence[RegistryEvent]) -> bool:
+    """Writes what the change of a record is to be known by; always True."""
+    session.each("registry_events", [registry_event_row(event) for event in events])
+    return True
 
 
 def _one(session: SqliteSession, name: str, kind: RecordKind[Any, Any], *values: object) -> bool:

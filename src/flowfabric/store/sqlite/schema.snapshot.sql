@@ -136,7 +136,7 @@ CREATE TABLE event (
     attempt integer,
     worker integer,
     detail blob
-) strict;
+, namespace text) strict;
 
 CREATE INDEX event_id on event (id, seq);
 
@@ -440,3 +440,71 @@ CREATE INDEX ready_suspect on ready (route, rank, id) where flags & 64 <> 0;
 CREATE INDEX parked_code on parked (queue) where gate = 2 and queue is not null;
 
 CREATE INDEX queue_key on queue (quota, key, id);
+
+CREATE TABLE stream (
+    id blob not null,
+    attempt integer not null check (attempt >= 0),
+    version integer not null check (version >= 1),
+    doc blob not null,
+    summary blob,
+    expires_at integer,
+    primary key (id, attempt)
+) strict, without rowid;
+
+CREATE INDEX stream_expires_at on stream (expires_at) where expires_at is not null;
+
+CREATE TABLE frame (
+    id blob not null,
+    attempt integer not null,
+    ms integer not null,
+    seq integer not null check (seq >= 1),
+    mode integer not null check (mode between 0 and 2),
+    number integer not null,
+    head blob not null,
+    payload blob not null
+) strict;
+
+CREATE UNIQUE INDEX frame_id on frame (id, attempt, ms, seq);
+
+CREATE TABLE frame_gap (
+    id blob not null,
+    attempt integer not null,
+    mode integer not null check (mode between 0 and 2),
+    ms integer not null,
+    seq integer not null,
+    primary key (id, attempt, mode)
+) strict, without rowid;
+
+CREATE TABLE access_token (
+    name text primary key,
+    version integer not null check (version >= 1),
+    doc blob not null
+) strict, without rowid;
+
+CREATE TABLE audit (
+    id text primary key,
+    version integer not null check (version >= 1),
+    kept_until integer not null,
+    doc blob not null
+) strict, without rowid;
+
+CREATE INDEX audit_kept on audit (kept_until);
+
+CREATE TABLE forgotten (
+    one integer primary key check (one = 1),
+    seq integer not null
+) strict;
+
+CREATE TABLE subscription (
+    name text primary key,
+    version integer not null check (version >= 1),
+    namespace text,
+    doc blob not null
+) strict, without rowid;
+
+CREATE TABLE webhook (
+    name text primary key,
+    version integer not null check (version >= 1),
+    namespace text,
+    doc blob not null
+) strict, without rowid;

@@ -10,7 +10,7 @@ from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.time import Millis
 from flowfabric.store.clock import Clock, StoreClock, SystemClock, keep_time
 from flowfabric.store.foreign import sqlite_identity
-from flowfabric.store.queries import Identity
+from flowfabric.store.queries import StoreIdentity
 from flowfabric.store.rows.flow import Turn
 from flowfabric.store.sqlite import apply as changes
 from flowfabric.store.sqlite import budgets, explain, limits, lists, reads, schema
@@ -19,6 +19,7 @@ from flowfabric.store.sqlite import due as upkeep
 from flowfabric.store.sqlite import events as event_reads
 from flowfabric.store.sqlite import flows as flow_reads
 from flowfabric.store.sqlite import records as record_rows
+from flowfabric.store.sqlite import streams as stream_rows
 from flowfabric.store.sqlite import submit as submissions
 from flowfabric.store.sqlite import waits as wait_rows
 from flowfabric.store.sqlite import workers as worker_rows
@@ -143,6 +144,12 @@ class SqliteStore:
     glance = _writing(upkeep.glance)
     drop_duty = _writing(upkeep.drop_duty)
 
+    write_frames = _batched(stream_rows.write_frames)
+    streams = _reading(stream_rows.streams)
+    read_frames = _reading(stream_rows.read_frames)
+    stream_marks = _reading(stream_rows.stream_marks)
+    expire_frames = _writing(stream_rows.expire_frames)
+
     load_needs = _reading(wait_rows.load_needs)
     signals = _reading(wait_rows.signals)
 
@@ -171,11 +178,13 @@ class SqliteStore:
 
     executions_in = _reading(explain.executions_in)
     lane_counts = _reading(explain.lane_counts)
+    depths = _reading(explain.depths)
     routes = _reading(explain.routes)
 
     load = _reading(reads.load)
     ended = _reading(reads.ended)
     detail = _reading(reads.detail)
+    tags = _reading(reads.tags)
     attempts = _reading(reads.attempts)
     attempts_at = _reading(reads.attempts_at)
     steps = _reading(reads.steps)
@@ -185,14 +194,15 @@ class SqliteStore:
     counts = _reading(lists.counts)
     set_tags = _writing(reads.set_tags)
     events = _reading(event_reads.events)
+    forgotten_event = _reading(event_reads.forgotten_event)
 
     async def keep_time(self) -> None:
         if self.clock.wants_keeping:
             await keep_time(self.clock, self._correction, self._put_correction)
 
-    async def identity(self) -> Identity:
+    async def identity(self) -> StoreIdentity:
         name = f"sqlite {MEMORY} {id(self)}" if self.path == MEMORY else sqlite_identity(self.path)
-        return Identity(name, await self._secret())
+        return StoreIdentity(name, await self._secret())
 
     async def owed_flows(self, limit: int) -> list[UUID]:
         return await self._turn.take(self._owed_flows_after, limit)
