@@ -6,21 +6,24 @@ from contextlib import suppress
 from typing import Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import force_setattr
 
 from flowfabric.core.base.errors import StoreFull, StoreReadOnly
 from flowfabric.core.base.ids import ANYWHERE, ExecutionId
-from flowfabric.core.base.numbers import check_flag
+from flowfabric.core.base.numbers import check_flag, check_whole
 from flowfabric.core.base.text import check_text
 from flowfabric.core.base.time import NO_TIME, Millis, Span, check_span
 from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.frame import MAX_FRAME
 from flowfabric.core.execution.model import RANK_STEP, Flags, Snapshot
 from flowfabric.core.flow.model import Flow
 from flowfabric.core.wait.model import Loaded, Needs
+from flowfabric.engine.access.audit import Audit
 from flowfabric.engine.commit.decide import Decisions, LoadedRule, NeedsOf, Rule
 from flowfabric.engine.commit.ids import Ids
 from flowfabric.engine.commit.post_commit import PostCommit
+from flowfabric.engine.commit.trace import Traces
 from flowfabric.engine.commit.watcher import Watcher
 from flowfabric.engine.execution.inbox import Inbox
 from flowfabric.engine.limit.known import KnownLimits
@@ -40,7 +43,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     that signs waitpoint tokens; without one the engine makes its own when it first needs one,
     unless `make_keys` is False. With `aging` a run that waits that long is worth one more point of
     priority, so that urgent work cannot keep other work waiting for ever; without it priority
-    always comes first.
+    always comes first. `max_frame` is how many bytes a frame of an output stream may have,
+    `stream_readers` how many reads and tails of streams one process serves at the same time.
     """
 
     retention: Span = Millis(7 * 86_400_000)
@@ -48,6 +52,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     reclaim_grace: Span = NO_TIME
     waitpoint_secret: str | None = None
     make_keys: bool = True
+    max_frame: int = MAX_FRAME
+    stream_readers: int = 10_000
 
     def __post_init__(self) -> None:
         # Kept in milliseconds, whichever form was given.
@@ -63,6 +69,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
         if self.waitpoint_secret is not None:
             check_text(self.waitpoint_secret, "waitpoint_secret")
         check_flag(self.make_keys, "make_keys")
+        check_whole(self.max_frame, "max_frame", 1, 1 << 24)
+        check_whole(self.stream_readers, "stream_readers", 1)
 
     @property
     def kept_for(self) -> Millis:
@@ -100,12 +108,14 @@ class EngineContext(Struct):
     flow_watcher: Watcher[Flow]
     post_commit: PostCommit
     ids: Ids
+    audit: Audit
     options: EngineOptions
     secret: bytes
     identity: str
     jitter: random.Random
     ring: Ring
     known_limits: KnownLimits
+    traces: Traces = field(default_factory=Traces)
 
 
 class Service:
@@ -126,8 +136,7 @@ class Service:
     async def _load(self, id: str) -> Snapshot | None:
         """The execution, None if there is none of that very id (partition included)."""
         key = ExecutionId(id)
-        found = await self._context.inbox.load([key.uuid])
-        return _exactly(found.get(key.uuid), key)
+        return exactly(await self._context.inbox.find(key.uuid), key)
 
     async def _let_in(self) -> None:
         """Before many executions are read: admits the inbox, so that those the application's own
@@ -151,10 +160,10 @@ class Service:
         """The same, on a value the caller already has: the first round needs no load."""
         key = ExecutionId(id)
 
-        def exactly(snapshot: Snapshot | None, now: Millis) -> Change[T]:
-            return rule(_exactly(snapshot, key), now)
+        def of_this_id(snapshot: Snapshot | None, now: Millis) -> Change[T]:
+            return rule(exactly(snapshot, key), now)
 
-        return await self._context.decisions.decide(key.uuid, exactly, held)
+        return await self._context.decisions.decide(key.uuid, of_this_id, held)
 
     async def _decide_loaded(
         self,
@@ -175,18 +184,18 @@ class Service:
         """The same, on a value the caller already has: the first round does not load it."""
         key = ExecutionId(id)
 
-        def exactly(snapshot: Snapshot | None, now: Millis, loaded: Loaded) -> Change[T]:
-            return rule(_exactly(snapshot, key), now, loaded)
+        def of_this_id(snapshot: Snapshot | None, now: Millis, loaded: Loaded) -> Change[T]:
+            return rule(exactly(snapshot, key), now, loaded)
 
         def needed(snapshot: Snapshot | None) -> Needs | None:
-            found = _exactly(snapshot, key)
+            found = exactly(snapshot, key)
             # Without the flag there is nothing to load.
             return needs(found) if found and found.head.flags & Flags.WAITPOINTS else None
 
-        return await self._context.decisions.decide_loaded(key.uuid, exactly, needed, held)
+        return await self._context.decisions.decide_loaded(key.uuid, of_this_id, needed, held)
 
 
-def _exactly(snapshot: Snapshot | None, id: ExecutionId) -> Snapshot | None:
+def exactly(snapshot: Snapshot | None, id: ExecutionId) -> Snapshot | None:
     """An id with the right uuid in another partition names nothing."""
     if snapshot is None or id.partition_index == ANYWHERE or snapshot.execution.id == id:
         return snapshot

@@ -13,6 +13,8 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+from msgspec import Struct
+
 from flowfabric.core.base.errors import Corruption, FlowFabricError
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import operator
@@ -20,10 +22,13 @@ from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.engine.commit.background import Background
 from flowfabric.engine.commit.decide import Decision
+from flowfabric.engine.commit.observer import timed
 from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.code_gate import CodeGate
 from flowfabric.engine.execution.schedules import Schedules
+from flowfabric.engine.execution.streams import Streams
+from flowfabric.engine.execution.webhooks import Webhooks
 from flowfabric.engine.flow.dispatch import FlowDispatcher
 from flowfabric.engine.limit.sweep import LimitSweep
 from flowfabric.engine.workers import Workers
@@ -46,30 +51,30 @@ TRIM_EVERY = Millis(60_000)
 REST_TRIM_EVERY = Millis(120_000)
 """The same where the last one found nothing."""
 TIDY_EVERY = Millis(300_000)
-"""Workers that fell silent and unused limits are forgotten so often, or after a trim."""
+"""Workers that fell silent, unused limits and old audit records are forgotten so often, or after a
+trim."""
 
 log = logging.getLogger("flowfabric.sweep")
+
+
+class Swept(Struct, frozen=True):
+    """The services that have something to do now and then."""
+
+    schedules: Schedules
+    dispatcher: FlowDispatcher
+    limits: LimitSweep
+    workers: Workers
+    code_gate: CodeGate
+    streams: Streams
+    webhooks: Webhooks
 
 
 class Sweep(Service):
     """`engine.sweep`"""
 
-    def __init__(
-        self,
-        context: EngineContext,
-        schedules: Schedules,
-        dispatcher: FlowDispatcher,
-        limits: LimitSweep,
-        workers: Workers,
-        code_gate: CodeGate,
-        holder: str,
-    ) -> None:
+    def __init__(self, context: EngineContext, swept: Swept, holder: str) -> None:
         super().__init__(context)
-        self._schedules = schedules
-        self._dispatcher = dispatcher
-        self._limits = limits
-        self._workers = workers
-        self._code_gate = code_gate
+        self._swept = swept
         self._holder = holder
         self._background = Background("the sweep", log)
         self._trimmed_at = self._tidied_at = Millis(0)
@@ -83,6 +88,17 @@ class Sweep(Service):
         if not self._background:
             self._background.start(self._run)
             self._background.start(self._admit_inbox)
+            self._background.start(lambda: self._swept.webhooks.run(lambda: self._has_duty))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether this process sweeps when it has the duty."""
+        return len(self._background) > 0
+
+    @property
+    def has_duty(self) -> bool:
+        """Whether this process is the one that sweeps."""
+        return self.is_running and self._has_duty
 
     async def stop(self) -> None:
         if not self._background:
@@ -95,15 +111,25 @@ class Sweep(Service):
         """Does everything that is due now, whichever process has the duty; returns how many
         executions were looked at."""
         await self._context.store.keep_time()
-        await self._code_gate.release()
-        return await self._round(all_lines=True)
+        await self._swept.code_gate.release()
+        looked_at = await self._round(all_lines=True)
+        await self._swept.webhooks.dispatch()
+        return looked_at
 
     async def _round(self, *, all_lines: bool) -> int:
         """`all_lines`: every line that waits for a limit is looked at, however long that takes."""
         try:
-            await self._schedules.fire_due()
+            await timed("schedules", self._swept.schedules.fire_due())
         except FlowFabricError as trouble:  # such as a schedule that cannot be read
             log.warning("firing schedules failed; the next round tries again: %s", trouble)
+        looked_at = await timed("due", self._sweep_due())
+        await timed("dependency_reconciler", self._swept.dispatcher.sweep())
+        await timed("quota_reconciler", self._swept.limits.sweep(all_lines=all_lines))
+        await timed("worker_registry", self._swept.workers.finish())
+        return looked_at
+
+    async def _sweep_due(self) -> int:
+        """Returns how many executions were looked at."""
         looked_at: set[UUID] = set()
         while due := await self._context.store.due(self._now(), PAGE):
             fresh = [uuid for uuid in due if uuid not in looked_at]
@@ -114,9 +140,6 @@ class Sweep(Service):
                 [Decision(uuid, self._rule()) for uuid in fresh]
             )
             await self._tell(fresh, answers)
-        await self._dispatcher.sweep()
-        await self._limits.sweep(all_lines=all_lines)
-        await self._workers.finish()
         return len(looked_at)
 
     async def _tell(self, uuids: Sequence[UUID], answers: Sequence[object]) -> None:
@@ -127,7 +150,12 @@ class Sweep(Service):
             if isinstance(answer, Corruption):
                 damaged.append(uuid)
             if isinstance(answer, Exception):
-                log.error("run %s is due, but sweeping it failed; retrying later: %s", uuid, answer)
+                log.error(
+                    "run %s is due, but sweeping it failed; retrying later: %s",
+                    uuid,
+                    answer,
+                    extra={"run": str(uuid)},
+                )
         if damaged:
             now = self._now()
             await self._context.store.set_aside(damaged, now, Millis(now + SET_ASIDE))
@@ -135,6 +163,7 @@ class Sweep(Service):
     async def trim(self) -> int:
         """Deletes what ended longer ago than the retention; returns how many executions."""
         deleted = 0
+        await self._swept.streams.expire()
         while page := await self._trim_page():
             deleted += page
             if page < PAGE:
@@ -158,7 +187,7 @@ class Sweep(Service):
         healthy = True
         while True:
             try:
-                pause = await self._turn()
+                pause = await timed("sweep", self._turn())
                 healthy = True
             except FlowFabricError as error:
                 if healthy:
@@ -197,17 +226,17 @@ class Sweep(Service):
         if seen.arrivals or seen.ready:
             store.hints.wake(_topics(seen))
         if seen.blocked:
-            await self._code_gate.release()
+            await self._swept.code_gate.release()
         if not self._has_duty:
             return MAX_PAUSE if seen.arrivals or seen.ready else REST_PAUSE
-        moments = [seen.next_at, self._limits.opens_at]
+        moments = [seen.next_at, self._swept.limits.opens_at]
         longest = MAX_PAUSE if seen.ready else REST_PAUSE
         if self._must_look(seen, now):
             await self._round(all_lines=False)
             moments = [
                 await store.next_due(now),
-                await self._schedules.next_at(),
-                await self._limits.next_at(),
+                await self._swept.schedules.next_at(),
+                await self._swept.limits.next_at(),
             ]
             longest = MAX_PAUSE
         if self._must_trim(now) and await self._trim_all(now):
@@ -217,7 +246,7 @@ class Sweep(Service):
     def _must_look(self, seen: Glance, now: Millis) -> bool:
         """Whether there is anything to do for the holder of the duty. While old executions are
         deleted, it looks before every page."""
-        opens_at = self._limits.opens_at
+        opens_at = self._swept.limits.opens_at
         opens = opens_at is not None and opens_at <= now
         return seen.busy or opens or (self._must_trim(now) and self._trim_every == TRIM_EVERY)
 
@@ -227,15 +256,17 @@ class Sweep(Service):
     async def _trim_all(self, now: Millis) -> bool:
         """Deletes a page of what is old, and at the end what belongs to it; True if more is left.
         Where there was nothing, the next look comes a little later, and looks at less."""
-        trimmed = await self._trim_page()
+        trimmed = await timed("retention_trimmer", self._trim_page())
         if trimmed == PAGE:
             return True
         self._trimmed_at = now
+        await self._swept.streams.expire()
         self._trim_every = TRIM_EVERY if trimmed else REST_TRIM_EVERY
         if trimmed or now - self._tidied_at >= TIDY_EVERY:
             self._tidied_at = now
-            await self._workers.sweep()
-            await self._limits.trim()
+            await self._swept.workers.sweep()
+            await self._swept.limits.trim()
+            await self._context.audit.trim()
         return False
 
     def _until(self, moments: Iterable[Millis | None], now: Millis, longest: float) -> float:

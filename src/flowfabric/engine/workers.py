@@ -30,8 +30,15 @@ from flowfabric.core.execution.registry import (
     Refreshed,
     Registered,
 )
+from flowfabric.core.execution.registry_event import on_leave, on_mark_dead, on_register
 from flowfabric.engine.commit.decide import Decision
-from flowfabric.engine.commit.records import RecordChange, RecordRule, change, find
+from flowfabric.engine.commit.records import (
+    RecordChange,
+    RecordEvents,
+    RecordRule,
+    change,
+    find,
+)
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.code_gate import CodeGate
 from flowfabric.store.rows.record import PRESENCES
@@ -67,7 +74,7 @@ class Workers(Service):
         checked = rules.check_presence(presence)
         first = _first_version(self._fresh())
         changed = await self._change(
-            checked.key, lambda old, now: rules.register(old, now, checked, first)
+            checked.key, lambda old, now: rules.register(old, now, checked, first), on_register
         )
         if isinstance(changed.outcome, Registered):
             place = checked.namespace
@@ -110,7 +117,7 @@ class Workers(Service):
         _check_key(instance, namespace)
         self._known.pop((namespace, instance), None)
         changed = await self._change(
-            (namespace, instance), lambda old, now: rules.leave(old, now, worker)
+            (namespace, instance), lambda old, now: rules.leave(old, now, worker), on_leave
         )
         if changed.written:
             log.info("worker %s (%s) signed off", instance, namespace)
@@ -131,6 +138,7 @@ class Workers(Service):
         changed = await self._change(
             (namespace, instance),
             lambda old, now: rules.mark_dead(old, now, why, revoke=revoking),
+            lambda before, after, now: on_mark_dead(before, after, now, why),
         )
         if changed.written:
             leases = ", with its leases" if revoking else ""
@@ -237,9 +245,12 @@ class Workers(Service):
             )
 
     async def _change(
-        self, key: tuple[str, str], rule: RecordRule[Presence, T]
+        self,
+        key: tuple[str, str],
+        rule: RecordRule[Presence, T],
+        events: RecordEvents[Presence],
     ) -> RecordChange[Presence, T]:
-        return await change(self._context.store, PRESENCES, key, rule)
+        return await change(self._context.store, PRESENCES, key, rule, events=events)
 
     async def _revoke(self, entry: Presence) -> int:
         """Revokes what a marked worker held, then deletes its entry; returns how many leases."""
@@ -281,7 +292,10 @@ def _is_gone(lease: HeldLease, answer: Any) -> bool:
             return False
         case Corruption():
             log.error(
-                "the lease of run %s cannot be revoked and will expire: %s", lease.id.uuid, answer
+                "the lease of run %s cannot be revoked and will expire: %s",
+                lease.id.uuid,
+                answer,
+                extra={"run": str(lease.id.uuid)},
             )
             return False
         case _:

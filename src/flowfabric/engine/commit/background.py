@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from flowfabric.core.base.errors import FlowFabricError
+from flowfabric.engine.access.actor import detached
 
 K = TypeVar("K", bound=Hashable)
 
@@ -31,7 +32,8 @@ class Background:
 
     def start(self, work: Work, about: object = "") -> "asyncio.Task[None]":
         """A task of its own for this work; the log names what it is about if it fails."""
-        task = asyncio.create_task(self._run(work, about), name=f"flowfabric {self._what}")
+        name = f"flowfabric {self._what}"
+        task = asyncio.create_task(self._run(work, about), name=name, context=detached())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)  # also one that was cancelled unstarted
         return task

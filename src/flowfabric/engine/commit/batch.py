@@ -8,7 +8,8 @@ Callers that wait for one another's flushes fall into step: a hundred that submi
 all submit at once, then all complete at once, and while the database works the process does
 nothing, and the other way round. A batcher with `halves` notices that (it was idle for longer than
 its last flush took) and flushes half of what waits: from then on one half is prepared while the
-other is written.
+other is written. That takes more statements, so it pays only while there is a processor for each of
+the two (`cores`).
 """
 
 import asyncio
@@ -18,6 +19,9 @@ from time import monotonic
 from typing import Generic, TypeVar
 
 from flowfabric.core.base.errors import FlowFabricError, Invalid, Locked, Overloaded
+from flowfabric.engine.access.actor import detached
+from flowfabric.engine.commit.cores import Cores
+from flowfabric.engine.commit.observer import watching
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -64,7 +68,7 @@ class Batcher(Generic[Item, Answer]):
         self._keys = keys
         self._weight = weight
         self._capacity = capacity
-        self._halves = halves
+        self._cores = Cores() if halves else None
         self._flushed_at = self._took = 0.0
         self._queue: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -79,7 +83,9 @@ class Batcher(Generic[Item, Answer]):
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._queue.append((item, future))
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name=f"flowfabric-{self.name}")
+            self._task = asyncio.create_task(
+                self._run(), name=f"flowfabric-{self.name}", context=detached()
+            )
         return future
 
     @property
@@ -100,9 +106,12 @@ class Batcher(Generic[Item, Answer]):
         try:
             while self._queue:
                 began = monotonic()
-                await self._flush_one(self._next_batch(self._most(began)))
+                batch = self._next_batch(self._most(began))
+                await self._flush_one(batch)
                 self._flushed_at = monotonic()
                 self._took = self._flushed_at - began
+                if (seen := watching()) is not None:
+                    seen.flushed(self.name, len(batch), self._took)
         except BaseException:  # the loop ends: what waits is not flushed any more
             _abandon(self._queue)
             self._queue.clear()
@@ -113,10 +122,10 @@ class Batcher(Generic[Item, Answer]):
     def _most(self, now: float) -> int:
         """How many items the next batch may have."""
         waiting = len(self._queue)
+        if self._cores is None or self._cores.crowded() or waiting <= FEW:
+            return MAX_ITEMS
         out_of_work = now - self._flushed_at > self._took * IDLE
-        if self._halves and out_of_work and waiting > FEW:
-            return min(MAX_ITEMS, (waiting + 1) // 2)
-        return MAX_ITEMS
+        return min(MAX_ITEMS, (waiting + 1) // 2) if out_of_work else MAX_ITEMS
 
     async def _flush_one(self, batch: list[tuple[Item, "asyncio.Future[Answer]"]]) -> None:
         try:

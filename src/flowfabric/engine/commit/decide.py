@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 from uuid import UUID
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Corruption, FlowFabricError, RetryExhausted
@@ -18,6 +18,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change, fold
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.wait.model import Loaded, Needs
+from flowfabric.engine.access.actor import attribute, current_actor
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.post_commit import PostCommit
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
@@ -34,7 +35,8 @@ NeedsOf = Callable[[Snapshot | None], Needs | None]
 class Decision(Struct):
     """A rule waiting to be decided. `held` is a value the caller already has: the first round
     decides on it without a load. With `needs` the rule is given more than the execution itself;
-    `loaded` is just that, seen at the same moment as `held`: the first round does not load it."""
+    `loaded` is just that, seen at the same moment as `held`: the first round does not load it. `by`
+    is who asked for it, if that is known: its events carry the name."""
 
     uuid: UUID
     rule: Rule[Any] | LoadedRule[Any]
@@ -42,6 +44,7 @@ class Decision(Struct):
     needs: NeedsOf | None = None
     loaded: Loaded | None = None
     outcome: Any = None
+    by: str | None = field(default_factory=current_actor)
 
     def needs_of(self, snapshot: Snapshot | None) -> Needs | None:
         try:
@@ -51,7 +54,8 @@ class Decision(Struct):
 
     def decide(self, snapshot: Snapshot | None, now: Millis, loaded: Loaded) -> Change[Any]:
         rule: Callable[..., Change[Any]] = self.rule
-        return rule(snapshot, now) if self.needs is None else rule(snapshot, now, loaded)
+        change = rule(snapshot, now) if self.needs is None else rule(snapshot, now, loaded)
+        return change if self.by is None else attribute(change, self.by)
 
 
 class Decisions:

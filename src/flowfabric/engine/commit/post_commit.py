@@ -18,11 +18,13 @@ from flowfabric.core.execution.model import (
     Lost,
     Ready,
     Snapshot,
+    Start,
     Suspended,
     Waiting,
 )
 from flowfabric.core.flow.model import Flow
 from flowfabric.core.flow.outbox import OutboxEntry
+from flowfabric.engine.commit.observer import watching
 from flowfabric.store.contract import Store
 from flowfabric.store.hints import Topic
 
@@ -34,7 +36,8 @@ class Commit(Struct, frozen=True, kw_only=True):
     `owed` is new in the outboxes of flows; members that are `settled` have ended and left no edge
     open, and a flow is `unfinished` if a member goes on after that; `limited` wait for limits or
     have given room back; `unleased` lost their lease or gave it up; `signalled`: a run has received
-    a signal while it runs; something is due at `due_at`, the earliest moment;
+    a signal while it runs; `closed` have ended an attempt and go on, and `framed` have appended to
+    their output streams; something is due at `due_at`, the earliest moment;
     `reopened`: a lane or a worker has changed, so that other work can be claimed."""
 
     ready: bool = False
@@ -46,6 +49,8 @@ class Commit(Struct, frozen=True, kw_only=True):
     limited: tuple[Execution, ...] = ()
     unleased: tuple[UUID, ...] = ()
     signalled: bool = False
+    closed: tuple[UUID, ...] = ()
+    framed: tuple[UUID, ...] = ()
     due_at: Millis | None = None
     reopened: bool = False
 
@@ -55,6 +60,8 @@ class Commit(Struct, frozen=True, kw_only=True):
         topics = Topic.WORK if self.ready else Topic(0)
         if self.ended or self.ended_flows:
             topics |= Topic.ENDINGS
+        if self.closed or self.framed:
+            topics |= Topic.FRAMES
         return topics | Topic.SIGNALS if self.signalled else topics
 
 
@@ -84,8 +91,13 @@ class PostCommit:
     def claimable(self) -> None:
         self.publish(Commit(reopened=True))
 
+    def framed(self, uuids: Iterable[UUID]) -> None:
+        self.publish(Commit(framed=tuple(uuids)))
+
     def created(self, snapshots: Iterable[Snapshot]) -> None:
         found = tuple(snapshots)
+        if (seen := watching()) is not None:
+            seen.created(found)
         due = [*map(_due_at, found), *(snapshot.deadline_at for snapshot in found)]
         limited = (each.execution for each in found if _waits_for_limits(each))
         self.publish(
@@ -102,6 +114,8 @@ class PostCommit:
         settled: frozenset[UUID] = frozenset(),
         unfinished: frozenset[UUID] = frozenset(),
     ) -> None:
+        if (seen := watching()) is not None:
+            seen.applied(changes)
         moves = [
             (change.before, change.after)
             for change in changes
@@ -130,6 +144,9 @@ class PostCommit:
                 signalled=any(
                     change.signals and change.after and isinstance(change.after.state, Active)
                     for change in changes
+                ),
+                closed=tuple(
+                    after.execution.uuid for before, after in moves if _closes(before, after)
                 ),
                 due_at=_earliest(due),
             )
@@ -161,3 +178,14 @@ def _waits_for_limits(snapshot: Snapshot) -> bool:
 
 def _unleases(before: Snapshot, after: Snapshot) -> bool:
     return isinstance(before.state, Active) and not isinstance(after.state, Active)
+
+
+def _closes(before: Snapshot, after: Snapshot) -> bool:
+    """Whether an attempt has ended, but not the run: its output stream is closed."""
+    match after.state:
+        case Lost():
+            return isinstance(before.state, Active)
+        case Waiting(next=next) | Ready(next=next):
+            return isinstance(before.state, Active) and next.start is Start.RETRY
+        case _:
+            return False

@@ -1,12 +1,14 @@
-"""Waiting for the end of runs and flows: however many callers wait, one query per hint answers all
-of them."""
+"""Waiting for the end of runs and flows, and for news of output streams: however many callers wait,
+one query per hint answers all of them."""
 
 import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
+
+from msgspec import Struct
 
 from flowfabric.core.base.errors import Corruption, NotFound, Unavailable
 from flowfabric.core.execution.model import Ended, Snapshot
@@ -16,6 +18,7 @@ from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.execution.inbox import Inbox
 from flowfabric.store.contract import MAX_BATCH, Store
 from flowfabric.store.hints import Topic
+from flowfabric.store.queries import StreamMarks
 from flowfabric.store.readable import load_each
 from flowfabric.store.rows.record import FLOWS
 
@@ -29,37 +32,39 @@ log = logging.getLogger("flowfabric.watcher")
 
 class Awaited(Protocol[T]):
     """What callers wait for, and how the store is asked about it. `rest` is how many seconds pass
-    at least between two looks that hints ask for."""
+    at least between two looks that hints about its `topics` ask for."""
 
     noun: str
     rest: float
+    topics: Topic
 
-    def id_of(self, found: T) -> object: ...
-
-    def has_ended(self, found: T) -> bool: ...
+    def answer(self, asked: Any, found: T | None) -> T | None:
+        """What a caller that asked for this is given now; None if it has to wait. Raises NotFound
+        if there is nothing to wait for."""
 
     async def look(
         self, uuids: Sequence[UUID], *, whole: bool
     ) -> Mapping[UUID, T | Corruption | None]:
-        """Those that have ended, or with `whole` all of them as they stand; None: not there."""
+        """Those that callers may wait for, or with `whole` all of them as they stand; None: not
+        there."""
 
-    def ended_by(self, commit: Commit) -> Mapping[UUID, T | None]:
-        """What a commit of this process has ended; None: it has to be looked at."""
+    def changed_by(self, commit: Commit) -> Mapping[UUID, T | None]:
+        """What a commit of this process has changed; None: it has to be looked at."""
 
 
 class AwaitedRuns:
     noun = "execution"
     rest = 0.0
+    topics = Topic.ENDINGS
 
     def __init__(self, store: Store, inbox: Inbox) -> None:
         self._store = store
         self._inbox = inbox
 
-    def id_of(self, found: Snapshot) -> object:
-        return found.execution.id
-
-    def has_ended(self, found: Snapshot) -> bool:
-        return isinstance(found.state, Ended)
+    def answer(self, asked: object, found: Snapshot | None) -> Snapshot | None:
+        if found is None or found.execution.id != asked:
+            raise NotFound(self.noun, asked)
+        return found if isinstance(found.state, Ended) else None
 
     async def look(
         self, uuids: Sequence[UUID], *, whole: bool
@@ -68,7 +73,7 @@ class AwaitedRuns:
         found = await load_each(self._inbox.load, wanted) if wanted else {}
         return {uuid: found.get(uuid) for uuid in wanted}
 
-    def ended_by(self, commit: Commit) -> Mapping[UUID, Snapshot | None]:
+    def changed_by(self, commit: Commit) -> Mapping[UUID, Snapshot | None]:
         return dict.fromkeys(commit.ended)
 
 
@@ -76,15 +81,15 @@ class AwaitedFlows:
     noun = "flow"
     rest = 0.02
     """Every ending of any run is a hint; flows end less often, and most of them in this process."""
+    topics = Topic.ENDINGS
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def id_of(self, found: Flow) -> object:
-        return found.id
-
-    def has_ended(self, found: Flow) -> bool:
-        return found.ended_at is not None
+    def answer(self, asked: object, found: Flow | None) -> Flow | None:
+        if found is None or found.id != asked:
+            raise NotFound(self.noun, asked)
+        return found if found.ended_at is not None else None
 
     async def look(
         self, uuids: Sequence[UUID], *, whole: bool
@@ -92,25 +97,58 @@ class AwaitedFlows:
         found = await self._store.records.get(FLOWS, uuids)
         return {uuid: found.get(uuid) for uuid in uuids}
 
-    def ended_by(self, commit: Commit) -> Mapping[UUID, Flow | None]:
+    def changed_by(self, commit: Commit) -> Mapping[UUID, Flow | None]:
         return {flow.id: flow for flow in commit.ended_flows}
+
+
+class SeenStream(Struct, frozen=True):
+    """What a reader has seen: the version of the execution's state and of one of its streams."""
+
+    attempt: int
+    state: int | None
+    version: int
+
+
+class AwaitedStreams:
+    noun = "stream"
+    rest = 0.005
+    topics = Topic.FRAMES | Topic.ENDINGS
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def answer(self, asked: SeenStream, found: StreamMarks | None) -> StreamMarks | None:
+        if found is None:
+            return None
+        version = found.streams.get(asked.attempt, 0)
+        return None if (found.state, version) == (asked.state, asked.version) else found
+
+    async def look(
+        self, uuids: Sequence[UUID], *, whole: bool
+    ) -> Mapping[UUID, StreamMarks | Corruption | None]:
+        return await self._store.stream_marks(uuids)
+
+    def changed_by(self, commit: Commit) -> Mapping[UUID, StreamMarks | None]:
+        return dict.fromkeys((*commit.framed, *commit.closed, *commit.ended))
 
 
 class Watcher(Generic[T]):
     def __init__(self, store: Store, awaited: Awaited[T]) -> None:
         self._store = store
         self._awaited = awaited
-        self._waiters: dict[UUID, dict[asyncio.Future[T], object]] = {}
+        self.waiting: dict[UUID, dict[asyncio.Future[T], object]] = {}
+        """The callers that wait, and what each of them has asked."""
         self._nudged: set[UUID] = set()
         self._nudge = asyncio.Event()
         self._turn = 0
         self._own_hints = 0
-        self._background = Background(f"waiting for the end of a {awaited.noun}", log)
+        self._background = Background(f"waiting for a {awaited.noun}", log)
 
-    async def end_of(self, id: object, uuid: UUID) -> T:
-        """What `id` names, once it has ended. NotFound if there is nothing of that very id."""
+    async def wait(self, asked: object, uuid: UUID) -> T:
+        """The answer to what was asked, once there is one. NotFound if there cannot be: nothing
+        has that very id."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiters.setdefault(uuid, {})[future] = id
+        self.waiting.setdefault(uuid, {})[future] = asked
         self._look_soon([uuid])
         if not self._background:
             self._background.start(self._watch)
@@ -121,11 +159,11 @@ class Watcher(Generic[T]):
 
     def committed(self, commit: Commit) -> None:
         """What this process ended itself is answered at once: its own hints need no look."""
-        self._own_hints += bool(commit.topics)
-        if not self._waiters:
+        self._own_hints += (commit.topics & self._awaited.topics).value.bit_count()
+        if not self.waiting:
             return
-        for uuid, found in self._awaited.ended_by(commit).items():
-            if uuid not in self._waiters:
+        for uuid, found in self._awaited.changed_by(commit).items():
+            if uuid not in self.waiting:
                 continue
             if found is None:
                 self._look_soon([uuid])
@@ -134,7 +172,7 @@ class Watcher(Generic[T]):
 
     async def close(self) -> None:
         await self._background.cancel()
-        self._fail(list(self._waiters), Unavailable("the engine was closed"))
+        self._fail(list(self.waiting), Unavailable("the engine was closed"))
 
     def _look_soon(self, uuids: Sequence[UUID]) -> None:
         self._nudged.update(uuids)
@@ -142,10 +180,10 @@ class Watcher(Generic[T]):
 
     async def _watch(self) -> None:
         seen, rests_until = self._others_hints, 0.0
-        while self._waiters:
+        while self.waiting:
             if self._nudged:
                 nudged, self._nudged = self._nudged, set()
-                await self._look_at([uuid for uuid in nudged if uuid in self._waiters])
+                await self._look_at([uuid for uuid in nudged if uuid in self.waiting])
                 continue
             await self._pause(rests_until - time.monotonic(), None)
             hinted = await self._hinted(seen)
@@ -160,7 +198,7 @@ class Watcher(Generic[T]):
     @property
     def _others_hints(self) -> int:
         """How many hints there were that are not about commits of this process."""
-        return self._store.hints.count - self._own_hints
+        return self._store.hints.heard(self._awaited.topics) - self._own_hints
 
     async def _hinted(self, seen: int) -> bool:
         """Waits for a nudge, or for a hint of others (after there were `seen`: True), at most until
@@ -181,7 +219,7 @@ class Watcher(Generic[T]):
         hint = asyncio.ensure_future(
             asyncio.sleep(seconds, False)
             if seen is None
-            else self._store.hints.wait(seconds, seen, Topic.ENDINGS)
+            else self._store.hints.wait(seconds, seen, self._awaited.topics)
         )
         try:
             await asyncio.wait({nudge, hint}, return_when=asyncio.FIRST_COMPLETED)
@@ -191,21 +229,21 @@ class Watcher(Generic[T]):
             hint.cancel()
 
     async def _look(self, *, everywhere: bool) -> None:
-        """Asks which of the awaited ones have ended: after a hint the oldest first, as long as
+        """Asks about the awaited ones: after a hint the oldest first, as long as
         that finds any, and one page more in turn; everywhere at the poll floor."""
-        awaited = list(self._waiters)
+        awaited = list(self.waiting)
         pages = [awaited[start : start + MAX_BATCH] for start in range(0, len(awaited), MAX_BATCH)]
         self._turn += 1
         fruitful = True
         for number, page in enumerate(pages):
             in_turn = number == self._turn % len(pages)
             if everywhere or fruitful or in_turn:
-                ended = await self._look_at(page, whole=everywhere and in_turn)
-                fruitful = fruitful and ended
+                answered = await self._look_at(page, whole=everywhere and in_turn)
+                fruitful = fruitful and answered
 
     async def _look_at(self, uuids: Sequence[UUID], *, whole: bool = True) -> bool:
-        """Answers callers that wait for these; True if any of them has ended."""
-        ended = False
+        """Answers callers that wait for these; True if there was an answer for any of them."""
+        answered = False
         for start in range(0, len(uuids), MAX_BATCH):
             page = uuids[start : start + MAX_BATCH]
             try:
@@ -217,30 +255,34 @@ class Watcher(Generic[T]):
                 if isinstance(answer, Corruption):
                     self._fail([uuid], answer)
                 else:
-                    ended = self._tell(uuid, answer) or ended
-        return ended
+                    answered = self._tell(uuid, answer) or answered
+        return answered
 
     def _tell(self, uuid: UUID, found: T | None) -> bool:
-        """Answers callers if it has ended or is not there; True if it has ended."""
-        ended = found is not None and self._awaited.has_ended(found)
-        for future, id in self._waiters.get(uuid, {}).items():
+        """Answers callers that need not wait any more; True if one got what it waited for."""
+        answered = False
+        for future, asked in self.waiting.get(uuid, {}).items():
             if future.done():
                 continue
-            if found is None or self._awaited.id_of(found) != id:
-                future.set_exception(NotFound(self._awaited.noun, id))
-            elif ended:
-                future.set_result(found)
-        return ended
+            try:
+                answer = self._awaited.answer(asked, found)
+            except NotFound as error:
+                future.set_exception(error)
+                continue
+            if answer is not None:
+                future.set_result(answer)
+                answered = True
+        return answered
 
     def _fail(self, uuids: Sequence[UUID], error: Exception) -> None:
         for uuid in uuids:
-            for future in self._waiters.get(uuid, ()):
+            for future in self.waiting.get(uuid, ()):
                 if not future.done():
                     future.set_exception(error)
 
     def _forget(self, uuid: UUID, future: "asyncio.Future[T]") -> None:
-        waiters = self._waiters.get(uuid)
+        waiters = self.waiting.get(uuid)
         if waiters is not None:
             waiters.pop(future, None)
             if not waiters:
-                del self._waiters[uuid]
+                del self.waiting[uuid]

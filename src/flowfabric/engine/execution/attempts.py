@@ -41,7 +41,7 @@ from flowfabric.core.execution.lease import Owner, Renewed, check_owner, enter, 
 from flowfabric.core.execution.mismatch import Mismatch, check_fingerprint, check_mismatch
 from flowfabric.core.execution.model import Failure, Fence, Snapshot, Source
 from flowfabric.core.execution.operator import CancelAnswer
-from flowfabric.core.execution.retry import Category
+from flowfabric.core.execution.retry import MAX_CATEGORY
 from flowfabric.core.execution.step import Step
 from flowfabric.core.flow import progress
 from flowfabric.engine.commit.batch import Batcher
@@ -180,7 +180,7 @@ class Attempts(Service):
             ttl = self.open(owned).lease_ttl
         if ttl is None:
             raise Invalid("a renewal by fence needs a ttl")
-        return await self._claims.renew_as(id, owner, ttl)
+        return await self._claims.renew_as(id, owner, ttl, signed=isinstance(owned, str))
 
     async def progress(
         self, owned: Owned, percent: int | None = None, message: str | None = None
@@ -210,22 +210,7 @@ class Attempts(Service):
 
     def seal(self, claim: Claim) -> str:
         """The handle of a claim: opaque signed text that can leave the process."""
-        lease = check_kind_of(claim, Claim, "claim").lease
-        body = HandleBody(
-            execution=claim.uuid,
-            partition=claim.id.partition_index,
-            attempt_index=lease.attempt,
-            attempt_id=claim.attempt_id,
-            lease_id=lease.id,
-            epoch=claim.epoch,
-            lease_ttl=claim.ttl,
-            lane=claim.snapshot.execution.route.lane,
-            worker=lease.worker.id,
-            instance=lease.worker.instance,
-            kind=claim.handle_kind,
-            store=self._context.store.name,
-        )
-        return seal(body, self._context.secret)
+        return seal_claim(self._context, claim)
 
     def open(self, handle: str) -> HandleBody:
         """The content of a handle; `InvalidHandle` if another database made it."""
@@ -272,6 +257,11 @@ class Attempts(Service):
         step: Step | None = None,
         state_value: bytes | None = None,
     ) -> None:
+        if isinstance(owned, Claim):
+            lease, epoch = owned.lease.id, owned.epoch
+            held = SideWrite(owned.uuid, lease, epoch, progress, step, state_value)
+            if await self._notes.put(held):
+                return
         id, owner = self.unpack(owned)
         if isinstance(owned, FencedExecution):
             # The progress write compares neither the attempt nor the partition, and a bare fence is
@@ -295,6 +285,26 @@ class Attempts(Service):
             written.update(owners[uuid] for uuid in found)
             rest = [note for note in rest if owners[note.uuid] != _note_fence(note)]
         return [_note_fence(note) in written for note in notes]
+
+
+def seal_claim(context: EngineContext, claim: Claim) -> str:
+    """The handle of a claim, signed by the engine."""
+    lease = check_kind_of(claim, Claim, "claim").lease
+    body = HandleBody(
+        execution=claim.uuid,
+        partition=claim.id.partition_index,
+        attempt_index=lease.attempt,
+        attempt_id=claim.attempt_id,
+        lease_id=lease.id,
+        epoch=claim.epoch,
+        lease_ttl=claim.ttl,
+        lane=claim.snapshot.execution.route.lane,
+        worker=lease.worker.id,
+        instance=lease.worker.instance,
+        kind=claim.handle_kind,
+        store=context.store.name,
+    )
+    return seal(body, context.secret)
 
 
 async def _flush_ends(
@@ -377,5 +387,5 @@ def _check_failure(failure: Failure) -> None:
         check_bytes(failure.detail, "failure detail", MAX_RESULT)
     if failure.step is not None:
         check_text(failure.step, "step of the failure", limit=MAX_STEP_NAME)
-    if failure.category not in list(Category):
-        raise Invalid(f"unknown failure category {failure.category!r:.80}")
+    if not check_text(failure.category, "failure category", limit=MAX_CATEGORY):
+        raise Invalid("failure category must not be empty")

@@ -1,12 +1,14 @@
 """Leases: claim, renew, revoke, and find lost ones."""
 
 import asyncio
+import hmac
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from uuid import UUID
+from time import monotonic
+from uuid import UUID, uuid5
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,6 +26,7 @@ from flowfabric.core.base.numbers import (
     check_whole,
 )
 from flowfabric.core.base.text import (
+    MAX_KEY,
     MAX_NAME,
     MAX_REASON,
     check_kind,
@@ -62,6 +65,7 @@ from flowfabric.core.execution.takeover import give_up
 from flowfabric.engine.commit.background import Background
 from flowfabric.engine.commit.batch import MAX_BYTES, Batcher
 from flowfabric.engine.commit.decide import Decision
+from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.budget_gate import BudgetGate
 from flowfabric.engine.limit.lanes import Lanes, share_out
@@ -174,7 +178,7 @@ class Claims(Service):
         self._lanes = lanes
         self._budget_gate = budget_gate
         self._renewals: Batcher[Renewal, Millis | None] = Batcher(
-            "renew", self._flush_renewals, keys=lambda renewal: (renewal.uuid,)
+            "renew", partial(_flush_renewals, context.store), keys=lambda renewal: (renewal.uuid,)
         )
         self._folds: dict[_FoldKey, Batcher[ClaimCall, list[Taken]]] = {}
         self._rescues = Background("handing back a claim", log)
@@ -193,22 +197,37 @@ class Claims(Service):
         namespace: str | None = None,
         max_wait: Seconds = 0.0,
         suspects: Suspects = Suspects.ANY,
+        key: str | None = None,
+        id: UUID | None = None,
     ) -> list[Claim]:
         """Claims up to `limit` executions that this worker can run, best first; an empty list is
         not an error. Lanes with weights (given here, or else set by an operator) are served in that
         proportion; without weights, priority and age decide across all of them, and no lane means
         every lane. `kinds` restricts the claim to these tasks. Waits up to `max_wait` seconds for
         work to arrive. `suspects` includes or excludes executions that may have killed their
-        worker; a process that runs several executions takes those alone."""
+        worker; a process that runs several executions takes those alone.
+
+        A caller that may lose the reply gives a `key`: the same worker and instance that repeat
+        the call with it, at any process, get what it took and still holds, and no more than
+        `limit` in all. With an `id` that the caller has made, `taken` tells what the call took."""
         names = check_lanes(lanes)
         call = self._call(worker, names, capabilities, kinds, limit, ttl, namespace, suspects)
+        if id is not None:
+            call = replace(call, id=parse_uuid(id, "claim"))
+        if key is not None:
+            keyed = _keyed_id(self._context.secret, call, key)
+            call = replace(call, id=keyed, repeated=True)
         await self.recover()
         weights = _weights(lanes) or await self._lanes.weights(call.lanes)
+        if call.repeated:
+            taken = await _taken_before(self._context.store, call, weights, self._now())
+            if taken:
+                return [Claim(item.snapshot, item.payload, call.ttl) for item in taken]
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + check_seconds(max_wait, "max_wait")
         while True:
             seen = self._context.store.hints.count
-            taken = await self._take(call, weights)
+            taken = await _measured(self._take(call, weights), call.lanes)
             remaining = give_up_at - loop.time()
             if taken or remaining <= 0:
                 return [Claim(item.snapshot, item.payload, call.ttl) for item in taken]
@@ -232,6 +251,24 @@ class Claims(Service):
         for id in asked:
             self._unanswered.pop(id, None)
 
+    async def taken(
+        self, worker: WorkerIdentity, id: UUID, *, limit: int = 1, ttl: Span = rules.DEFAULT_TTL
+    ) -> list[Claim]:
+        """What a claim with this id has taken and its worker still holds; for a caller that lost
+        the answer. `limit` and `ttl` are those of the claim."""
+        call = self._call(worker, (), (), None, limit, ttl, None, Suspects.ANY)
+        named = parse_uuid(id, "claim")
+        ids = [named, *(_part_id(named, part) for part in range(call.limit + 1))]
+        calls = [replace(call, id=each, limit=0, repeated=True) for each in ids]
+        found = chain.from_iterable(await _taken(self._context.store, calls, self._now()))
+        return [Claim(item.snapshot, item.payload, call.ttl) for item in found]
+
+    async def extend(self, renewals: Sequence[Renewal]) -> dict[UUID, Millis]:
+        """Extends many leases, given by their fences, and returns until when: the heartbeat of a
+        worker. A lease that is not in the answer is lost."""
+        checked = [_check_renewal(each) for each in check_items(renewals, "renewals")]
+        return await self._context.store.renew(checked, self._now())
+
     async def renew(self, owned: Claim, ttl: Span | None = None) -> Renewed:
         """Extends the lease to now + ttl, never shortens it; otherwise raises a `LeaseLost` that
         says why."""
@@ -243,9 +280,16 @@ class Claims(Service):
             return Renewed(expires_at, owned.epoch)
         return await self.renew_as(owned.id, owned.owner, span)
 
-    async def renew_as(self, id: str, owner: Owner, ttl: Span) -> Renewed:
-        """The same for a caller that holds an id and a fence instead of a claim."""
+    async def renew_as(self, id: str, owner: Owner, ttl: Span, *, signed: bool = False) -> Renewed:
+        """The same for a caller that holds an id and a fence instead of a claim. If the engine has
+        `signed` that fence, its attempt is that of its lease and need not be compared."""
         span, who = check_ttl(ttl), check_owner(owner)
+        fence = who.fence if signed else None
+        if fence is not None:
+            renewal = Renewal(ExecutionId(id).uuid, fence.lease_id, fence.epoch, span)
+            expires_at = await self._renewals.put(renewal)
+            if expires_at is not None:
+                return Renewed(expires_at, fence.epoch)
         return await self._decide(id, rules.renew, who, span)
 
     async def renew_all(self, owned: Sequence[Claim]) -> "Renewals":
@@ -357,11 +401,12 @@ class Claims(Service):
         if not weights:
             return await self._claim(call)
         taken: list[Taken] = []
-        for lanes, share in _shares(self._turns, weights, call):
+        for number, (lanes, share) in enumerate(_shares(self._turns, weights, call)):
             room = call.limit - len(taken)
             if room <= 0:
                 break
-            part = _part(call, self._fresh(), lanes, min(share, room))
+            derived = partial(_part_id, call.id, number)
+            part = _part(call, lanes, min(share, room), derived)
             try:
                 taken += await self._claim(part)
             except FlowFabricError:
@@ -395,7 +440,7 @@ class Claims(Service):
         behind, which must not wait for the next poll."""
         for tries in range(MAX_REFUSED):
             if tries:
-                taken = await self._ask(replace(call, id=self._fresh()))
+                taken = await self._ask(_part(call, call.lanes, call.limit, self._fresh))
             kept = await self._give_up_spent(taken)
             admitted = await self._budget_gate.check(kept) if kept else []
             if admitted or not taken:
@@ -411,7 +456,9 @@ class Claims(Service):
         if fold is None:
             if len(self._folds) >= MAX_FOLDS:
                 self._folds = {each: fold for each, fold in self._folds.items() if not fold.idle}
-            fold = self._folds[key] = Batcher("claim", self._flush_claims, weight=_weight)
+            fold = self._folds[key] = Batcher(
+                "claim", self._flush_claims, keys=_call_ids, weight=_weight
+            )
         return fold.put(call)
 
     async def _flush_claims(self, calls: list[ClaimCall]) -> list[list[Taken]]:
@@ -419,7 +466,9 @@ class Claims(Service):
         try:
             return await _taken(self._context.store, calls, now)
         except Unavailable:  # it may have been done
-            self._unanswered |= {call.id: (call, Millis(now + call.ttl)) for call in calls}
+            # A call with a key is repeated by its caller, which gets what was taken.
+            ends_at = {call.id: (call, Millis(now + call.ttl)) for call in calls}
+            self._unanswered |= {id: each for id, each in ends_at.items() if not each[0].repeated}
             raise
 
     async def _give_up_spent(self, taken: list[Taken]) -> list[Taken]:
@@ -441,6 +490,7 @@ class Claims(Service):
                     " again",
                     item.snapshot.run,
                     answer,
+                    extra={"run": str(item.snapshot.execution.uuid)},
                 )
         return [item for item in taken if not _spent(item)]
 
@@ -454,15 +504,45 @@ class Claims(Service):
             [Decision(claim.uuid, partial(_give_up, claim.owner)) for claim in claims]
         )
 
-    async def _flush_renewals(self, renewals: list[Renewal]) -> list[Millis | None]:
-        extended = await self._context.store.renew(renewals, self._now())
-        return [extended.get(renewal.uuid) for renewal in renewals]
+
+async def _flush_renewals(store: Store, renewals: list[Renewal]) -> list[Millis | None]:
+    extended = await store.renew(renewals, store.clock.now())
+    if (seen := watching()) is not None:
+        seen.renewed(len(extended), len(renewals) - len(extended))
+    return [extended.get(renewal.uuid) for renewal in renewals]
+
+
+async def _measured(taking: Awaitable[list[Taken]], lanes: Sequence[str]) -> list[Taken]:
+    seen = watching()
+    if seen is None:
+        return await taking
+    taken, began = list[Taken](), monotonic()
+    try:
+        taken = await taking
+    finally:
+        seen.claimed(lanes, [item.snapshot for item in taken], monotonic() - began)
+    return taken
 
 
 async def _taken(store: Store, calls: list[ClaimCall], now: Millis) -> list[list[Taken]]:
     if len(calls) == 1:
         return [await store.claim(calls[0], now)]
     return await store.claim_all(calls, now)
+
+
+def _call_ids(call: ClaimCall) -> tuple[UUID]:
+    """One call and its repeat do not share a statement."""
+    return (call.id,)
+
+
+def _check_renewal(renewal: object) -> Renewal:
+    checked = check_kind_of(renewal, Renewal, "renewal")
+    return Renewal(
+        parse_uuid(checked.uuid, "execution"),
+        parse_uuid(checked.lease_id, "lease"),
+        check_whole(checked.epoch, "epoch", 0, (1 << 63) - 1),
+        check_ttl(checked.ttl),
+    )
 
 
 def _weight(call: ClaimCall) -> int:
@@ -525,8 +605,41 @@ def _shares(
     return [((lane,), share) for lane, share in shares if share] + [(call.lanes, call.limit)]
 
 
-def _part(call: ClaimCall, id: UUID, lanes: tuple[str, ...], limit: int) -> ClaimCall:
+def _part(
+    call: ClaimCall, lanes: tuple[str, ...], limit: int, fresh: Callable[[], UUID]
+) -> ClaimCall:
+    """The part of a call that takes from these lanes. A call with a key has an id for each of its
+    parts, always the same, so that a repeat finds what all of them took."""
+    if not call.repeated:
+        id = fresh()
+    else:
+        id = call.id if lanes == call.lanes else uuid5(call.id, "\n".join(lanes))
     return replace(call, id=id, lanes=lanes, limit=limit)
+
+
+def _keyed_id(secret: bytes, call: ClaimCall, key: object) -> UUID:
+    """The id of a call with this key. Another worker, or one in another namespace, gets another
+    one for the same key, and only this deployment can compute it."""
+    text = check_text(key, "key", limit=MAX_KEY)
+    parts = (call.worker.id, call.worker.instance, call.namespace or "", text)
+    said = b"claim" + b"".join(len(part).to_bytes(4) + part for part in map(str.encode, parts))
+    return UUID(bytes=hmac.digest(secret, said, "sha256")[:16], version=5)
+
+
+async def _taken_before(
+    store: Store, call: ClaimCall, weights: dict[str, int], now: Millis
+) -> list[Taken]:
+    """What an earlier call with the same key has taken and still holds."""
+    whole = [*((lane,) for lane in weights), call.lanes]
+    parts = [_part(call, lanes, 0, lambda: call.id) for lanes in whole]
+    taken = await _taken(store, parts, now)
+    return [item for item in chain(*taken) if not _spent(item)]
+
+
+def _part_id(claim: UUID, number: int) -> UUID:
+    """The lease id of what one part of a claim takes. It is derived, so that a caller that lost the
+    answer finds what each part has taken."""
+    return uuid5(claim, str(number))
 
 
 def hinted_by(store: Store) -> Topic:

@@ -1,26 +1,43 @@
 """Events: read them, and follow them."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import suppress
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable
 
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.errors import Invalid, Unavailable
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.numbers import check_limit, check_whole
-from flowfabric.core.base.text import check_tag, check_text
-from flowfabric.core.execution.event import EventKind, Family, StoredEvent, kinds_of
-from flowfabric.engine.context import Service
+from flowfabric.core.execution.event import Family, StoredEvent
+from flowfabric.core.execution.event_filter import (
+    MAX_CURSOR,
+    EventBatch,
+    EventFilter,
+    check_filter,
+    check_wanted_events,
+    gap_between,
+    parse_cursor,
+)
+from flowfabric.engine.context import EngineContext, Service
+from flowfabric.engine.execution.event_tail import EventTail
 from flowfabric.store.queries import NEWEST, EventPage, EventQuery
 
-POLL_FLOOR = 1.0
 MAX_PAGE = 1000
-MAX_CURSOR = (1 << 63) - 1
+FIRST_PAUSE = 0.2
+MAX_PAUSE = 5.0
+"""Seconds between two tries of a follower while the store does not answer."""
+
+log = logging.getLogger("flowfabric.events")
 
 
 class Events(Service):
     """`engine.events`"""
+
+    def __init__(self, context: EngineContext) -> None:
+        super().__init__(context)
+        self._tail = EventTail(context.store)
+        self._closed = False
 
     async def read(
         self,
@@ -34,14 +51,35 @@ class Events(Service):
     ) -> EventPage:
         """Events after a cursor, oldest first. The page's cursor continues after every event that
         was read, whether or not it passed the filter."""
-        query = _query(after, limit, execution, namespace, family, tag)
+        wanted = check_filter(namespace, _one(family), tag)
+        query = _query(wanted, after, limit, execution)
         if not query.limit:
             return EventPage((), query.after)
-        return await self._read(query, execution, family)
+        return await self._read(query, wanted, execution)
+
+    async def batch(self, wanted: EventFilter, after: int, limit: int = MAX_PAGE) -> EventBatch:
+        """The next events of a reader that must know if some were deleted before it came."""
+        checked = check_wanted_events(wanted)
+        query = _query(checked, after, check_whole(limit, "limit", 1))
+        page = await self._read(query, checked, None)
+        if page.cursor == after:
+            return EventBatch((), after)
+        # Asked after the events were read: what is deleted from now on was seen.
+        forgotten = await self._context.store.forgotten_event()
+        return EventBatch(page.events, page.cursor, gap_between(after, page.cursor, forgotten))
 
     async def tail(self) -> int:
         """The cursor after the last event: only later events follow."""
         return (await self._context.store.events(EventQuery(after=NEWEST))).cursor
+
+    async def position(self, cursor: str) -> int:
+        """The number in the text of a cursor; an empty one is the tail. Invalid for a text that is
+        no cursor, and for a cursor of another store, as far as that can be seen."""
+        given = parse_cursor(cursor)
+        tail = await self.tail()
+        if given is not None and given > tail:
+            raise Invalid("this cursor is beyond the last event: it is one of another store")
+        return tail if given is None else given
 
     def subscribe(
         self,
@@ -54,10 +92,31 @@ class Events(Service):
     ) -> AsyncGenerator[StoredEvent, None]:
         """Every matching event after the cursor, as it is committed, each once and in order.
         Without a cursor, it starts with this call, not with the first iteration. Resume with the
-        `seq` of the last event seen."""
-        query = _query(0 if after is None else after, MAX_PAGE, execution, namespace, family, tag)
+        `seq` of the last event seen. It outlives a store that does not answer for a while."""
+        wanted = check_filter(namespace, _one(family), tag)
+        query = _query(wanted, 0 if after is None else after, MAX_PAGE, execution)
         begin = None if after is not None else self._begin()
-        return self._follow(query, begin, execution, family)
+        return self._events(query, wanted, execution, begin)
+
+    def follow(
+        self,
+        wanted: EventFilter,
+        *,
+        after: int | None = None,
+        limit: int = 100,
+    ) -> AsyncGenerator[EventBatch, None]:
+        """The same in batches, each with its cursor and a gap, if there is one. A batch is also
+        given when everything in it was left out by the filter, so that its cursor can be kept.
+        At most `limit` events are in memory: the next batch is read when it is asked for."""
+        checked = check_wanted_events(wanted)
+        query = _query(checked, 0 if after is None else after, check_whole(limit, "limit", 1))
+        begin = None if after is not None else self._begin()
+        return self._batches(query, checked, begin)
+
+    async def close(self) -> None:
+        """Ends what follows the events; the store is about to be closed."""
+        self._closed = True
+        await self._tail.close()
 
     def _begin(self) -> "asyncio.Future[int]":
         """The cursor of now, requested at once although it is awaited later."""
@@ -68,71 +127,102 @@ class Events(Service):
         begin.add_done_callback(lambda done: done.cancelled() or done.exception())
         return begin
 
-    async def _follow(
+    async def _events(
         self,
         query: EventQuery,
-        begin: "asyncio.Future[int] | None",
+        wanted: EventFilter,
         execution: str | None,
-        family: Family | None,
+        begin: "asyncio.Future[int] | None",
     ) -> AsyncGenerator[StoredEvent, None]:
+        key = None if execution is None else ExecutionId(execution)
         cursor = query.after if begin is None else await begin
+        patience = _Patience(lambda: self._closed)
         while True:
-            seen = self._context.store.hints.count
-            page = await self._read(replace(query, after=cursor), execution, family)
+            moves = self._tail.moves
+            try:
+                page = self._shared(query, wanted, cursor, key) or await self._read(
+                    replace(query, after=cursor), wanted, execution
+                )
+            except Unavailable as error:
+                await patience.wait(error)
+                continue
+            patience.restore()
             for event in page.events:
                 yield event
             if page.cursor == cursor:
-                with suppress(TimeoutError):
-                    await self._context.store.hints.wait(POLL_FLOOR, seen)
+                await self._tail.wait(moves)
             cursor = page.cursor
 
+    async def _batches(
+        self, query: EventQuery, wanted: EventFilter, begin: "asyncio.Future[int] | None"
+    ) -> AsyncGenerator[EventBatch, None]:
+        cursor = query.after if begin is None else await begin
+        patience = _Patience(lambda: self._closed)
+        while True:
+            moves = self._tail.moves
+            try:
+                batch = self._shared(query, wanted, cursor, None) or await self.batch(
+                    wanted, cursor, query.limit
+                )
+            except Unavailable as error:
+                await patience.wait(error)
+                continue
+            patience.restore()
+            if batch.cursor == cursor:
+                await self._tail.wait(moves)
+            else:
+                cursor = batch.cursor
+                yield batch
+
+    def _shared(
+        self, query: EventQuery, wanted: EventFilter, cursor: int, key: ExecutionId | None
+    ) -> EventBatch | None:
+        """The next events of a reader that follows closely, without asking the store. Tags are not
+        part of an event: only the store knows them."""
+        page = None if query.tag is not None else self._tail.page_after(cursor)
+        return None if page is None else page.part(wanted, cursor, query.limit, key)
+
     async def _read(
-        self, query: EventQuery, execution: str | None, family: Family | None
+        self, query: EventQuery, wanted: EventFilter, execution: str | None
     ) -> EventPage:
         key = None if execution is None else ExecutionId(execution)
         page = await self._context.store.events(query)
         events = tuple(
-            event for event in page.events if _belongs(event, family) and key in (None, event.id)
+            event for event in page.events if wanted.wants(event) and key in (None, event.id)
         )
         return EventPage(events, page.cursor)
 
 
-def _query(
-    after: int,
-    limit: int,
-    execution: str | None,
-    namespace: str | None,
-    family: Family | None,
-    tag: tuple[str, str] | None,
-) -> EventQuery:
-    kinds: frozenset[EventKind] | None = None if family is None else kinds_of(_family(family))
+class _Patience:
+    """How a follower waits for a store that does not answer."""
+
+    def __init__(self, closed: Callable[[], bool]) -> None:
+        self._closed = closed
+        self._pause = FIRST_PAUSE
+
+    async def wait(self, error: Unavailable) -> None:
+        """Raises the error if the store is not coming back."""
+        if self._closed():
+            raise error
+        if self._pause == FIRST_PAUSE:
+            log.warning("a reader of events waits for the store: %s", error)
+        await asyncio.sleep(self._pause)
+        self._pause = min(MAX_PAUSE, self._pause * 2)
+
+    def restore(self) -> None:
+        self._pause = FIRST_PAUSE
+
+
+def _one(family: Family | None) -> Iterable[Family]:
+    return () if family is None else (family,)
+
+
+def _query(wanted: EventFilter, after: int, limit: int, execution: str | None = None) -> EventQuery:
     return EventQuery(
         after=check_whole(after, "cursor", 0, MAX_CURSOR),
         limit=check_limit(limit, MAX_PAGE),
         uuid=None if execution is None else ExecutionId(execution).uuid,
-        namespace=None if namespace is None else check_text(namespace, "namespace"),
-        kinds=kinds,
-        tag=None if tag is None else check_tag(tag),
+        namespace=wanted.namespace,
+        kinds=wanted.kinds,
+        tag=wanted.tag,
     )
-
-
-def _family(word: object) -> Family:
-    text = check_text(word, "family")
-    try:
-        return Family(text)
-    except ValueError:
-        raise Invalid(f"{text[:80]!r} is no family of events") from None
-
-
-def _belongs(event: StoredEvent, family: Family | None) -> bool:
-    match family:
-        case Family.LEASE:
-            return event.lease is not None
-        case Family.COMPLETION:
-            return event.completion is not None
-        case Family.SIGNAL:
-            return event.kind is EventKind.SIGNALLED
-        case Family.OPERATOR:
-            return event.operator is not None
-        case None:
-            return True

@@ -3,14 +3,15 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Hashable, Iterable, Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any, Literal
 from uuid import UUID
 
 from flowfabric.core.base.errors import FlowTerminal, Invalid, NotFound
 from flowfabric.core.base.ids import ExecutionId, parse_uuid
-from flowfabric.core.base.numbers import check_flag, check_kind_of, check_one_of
+from flowfabric.core.base.numbers import check_flag, check_items, check_kind_of, check_one_of
 from flowfabric.core.base.text import MAX_REASON, check_tag_key, check_tags, check_text
-from flowfabric.core.base.time import NO_TIME, Span, check_span
+from flowfabric.core.base.time import NO_TIME, Millis, Span, check_span
 from flowfabric.core.execution import hold, operator
 from flowfabric.core.execution.attempt import RetryScheduled
 from flowfabric.core.execution.cleanup import CleanedUp
@@ -42,6 +43,7 @@ from flowfabric.core.flow.model import FlowState
 from flowfabric.core.flow.replay import needed_to_replay, replay_member
 from flowfabric.core.wait.resume import Resumed, resume
 from flowfabric.engine.commit.batch import Batcher
+from flowfabric.engine.commit.ids import Ids
 from flowfabric.engine.commit.records import find
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
@@ -72,20 +74,27 @@ class Executions(Service):
             halves=context.store.is_server,
         )
 
-    async def submit(self, submission: Submission) -> Submitted | Duplicate:
-        """Creates an execution. If the key or id exists, returns `Duplicate` and changes
-        nothing."""
-        creation = self._create(submission)
+    async def submit(
+        self, submission: Submission, *, fresh: UUID | None = None
+    ) -> Submitted | Duplicate:
+        """Creates an execution. If the key or id exists, returns `Duplicate` and changes nothing.
+        `fresh` is a new id that the caller has made before its first try: a repeat with the same
+        one gets the first answer."""
+        creation = self._create(submission, fresh)
         await self._context.known_limits.check(creation.snapshot.execution.rules)
         return await self.put(creation)
 
-    async def submit_many(self, submissions: Iterable[Submission]) -> list[Submitted | Duplicate]:
+    async def submit_many(
+        self, submissions: Iterable[Submission], *, fresh: Sequence[UUID] = ()
+    ) -> list[Submitted | Duplicate]:
         """Creates many executions and answers in order. All are checked before the first is
         written; each is written on its own, so that an interrupted call can be repeated with the
-        same keys."""
+        same keys, or with the same `fresh` ids (see `submit`)."""
         if not isinstance(submissions, Iterable):
             raise Invalid(f"submissions must be a list, not {type(submissions).__name__}")
-        creations = deque(self._create(submission) for submission in submissions)
+        given = [parse_uuid(id, "fresh id") for id in check_items(fresh, "fresh")]
+        pairs = zip(submissions, chain(given, repeat(None)), strict=False)
+        creations = deque(self._create(submission, id) for submission, id in pairs)
         for creation in creations:
             await self._context.known_limits.check(creation.snapshot.execution.rules)
         answers: list[Submitted | Duplicate] = []
@@ -128,7 +137,8 @@ class Executions(Service):
 
     def put(self, creation: Creation) -> Awaitable[Submitted | Duplicate]:
         """Writes a checked submission."""
-        return self._creations.put(ranked(creation, self._context.options.rank_step))
+        traced = self._context.traces.traced(creation)
+        return self._creations.put(ranked(traced, self._context.options.rank_step))
 
     async def put_all(self, creations: Sequence[Creation]) -> None:
         """Writes checked submissions that have ids; existing ones stay as they are."""
@@ -153,10 +163,15 @@ class Executions(Service):
         return await retry(round, f"run {id}")
 
     async def fork(
-        self, id: str, *, from_step: str | int | None = None, changes: ForkChanges = _AS_IT_IS
+        self,
+        id: str,
+        *,
+        from_step: str | int | None = None,
+        changes: ForkChanges = _AS_IT_IS,
+        fresh: UUID | None = None,
     ) -> Submitted | Duplicate:
         """Creates an execution like this one, in any state, that has recorded what this one has
-        before a step; without a step it has recorded nothing."""
+        before a step; without a step it has recorded nothing. `fresh` as in `submit`."""
         wanted = None if from_step is None else check_reference(from_step)
         given = check_kind_of(changes, ForkChanges, "changes")
         snapshot = present(await self._load(id), id)
@@ -167,7 +182,8 @@ class Executions(Service):
         if detail is None:
             raise NotFound("execution", id)
         source, now = ForkSource(snapshot, detail.payload, detail.tags), self._now()
-        creation = fork(source, now, self._context.ids.fresh(now), given, cut, known)
+        new = _new_id(self._context.ids, fresh, now)
+        creation = fork(source, now, new, given, cut, known)
         await self._context.known_limits.check(creation.snapshot.execution.rules)
         return await self.put(creation)
 
@@ -258,10 +274,10 @@ class Executions(Service):
     async def _set_tags(self, uuid: UUID, tags: dict[str, str]) -> bool:
         return await self._context.store.set_tags(uuid, tags, self._now())
 
-    def _create(self, submission: Submission) -> Creation:
+    def _create(self, submission: Submission, fresh: UUID | None = None) -> Creation:
         now = self._now()
         checked = check_kind_of(submission, Submission, "submission")
-        return create(checked, self._context.ids.fresh(now), now)
+        return create(checked, _new_id(self._context.ids, fresh, now), now)
 
     async def _flush_creations(self, creations: list[Creation]) -> list[Any]:
         found = await self._context.store.submit(creations, self._now())
@@ -274,6 +290,11 @@ class Executions(Service):
             _outcome(creation, existing)
             for creation, existing in zip(creations, found, strict=True)
         ]
+
+
+def _new_id(ids: Ids, fresh: UUID | None, now: Millis) -> UUID:
+    """The new id of the caller, or one made here."""
+    return ids.fresh(now) if fresh is None else parse_uuid(fresh, "fresh id")
 
 
 def _outcome(creation: Creation, existing: ExecutionId | None) -> Submitted | Duplicate:

@@ -43,6 +43,7 @@ from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.limit.budget import spent
 from flowfabric.core.limit.budget_gate import STARTS
 from flowfabric.engine.context import EngineContext, Service
+from flowfabric.engine.execution.attempts import seal_claim
 from flowfabric.engine.execution.claims import Claim, check_known, check_ttl
 from flowfabric.engine.limit.budget_gate import BudgetGate
 from flowfabric.store.queries import Claimable, Taken
@@ -129,6 +130,10 @@ class Grants(Service):
             except (Contention, GrantExists, NotFound):
                 continue  # another caller was faster; the next candidate is as good
         return None
+
+    async def handle_of(self, owned: Claim) -> str:
+        """As `attempts.seal`, also through a server, which alone has the secret."""
+        return seal_claim(self._context, owned)
 
     async def identity(self, id: str) -> Grant | None:
         """The live grant of an execution: which worker and instance hold it, for what and until

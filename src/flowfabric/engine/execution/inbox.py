@@ -14,13 +14,29 @@ from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.execution.policy import parse_policy, write_policy
 from flowfabric.core.execution.submission import Creation, Submission, create, ranked, refuse
+from flowfabric.engine.commit.batch import MAX_BYTES, Batcher
 from flowfabric.engine.commit.post_commit import PostCommit
 from flowfabric.engine.limit.known import KnownLimits
 from flowfabric.store.contract import MAX_BATCH, Store
 from flowfabric.store.queries import InboxEntry
+from flowfabric.store.readable import load_each
+
+LOOKS = 64
+"""Most executions that are read by one statement for callers who ask for one each. A result may
+have a megabyte."""
 
 _OPTIONS = frozenset(
-    {"priority", "key", "tags", "policy", "delay_until", "deadline_at", "creator", "encoding"}
+    {
+        "priority",
+        "key",
+        "tags",
+        "policy",
+        "delay_until",
+        "deadline_at",
+        "creator",
+        "encoding",
+        "trace",
+    }
 )
 
 
@@ -34,6 +50,9 @@ class Inbox:
         self._known_limits = known_limits
         self._post_commit = post_commit
         self._rank_step = rank_step
+        self._looks: Batcher[UUID, Snapshot | None] = Batcher(
+            "looks", self._look, weight=lambda uuid: MAX_BYTES // LOOKS
+        )
 
     async def admit(self, uuids: Sequence[UUID] | None = None) -> int:
         """Admits every entry, or those of the given ids; returns how many were admitted."""
@@ -64,6 +83,26 @@ class Inbox:
             await self.admit(missing)
             found |= await self._store.load(missing)
         return found
+
+    async def find(self, uuid: UUID) -> Snapshot | None:
+        """One execution as it stands. Callers that ask at the same time share a statement, which
+        begins after the last of them has asked. A store in this process needs no sharing, and the
+        test kit none that waits."""
+        if not self._store.is_server:
+            return (await self.load([uuid])).get(uuid)
+        found = await self._looks.put(uuid)
+        if found is None:  # as in `load`
+            await self.admit([uuid])
+            found = (await self._store.load([uuid])).get(uuid)
+        return found
+
+    async def drain(self) -> None:
+        """Returns when what was asked for so far is answered."""
+        await self._looks.drain()
+
+    async def _look(self, uuids: list[UUID]) -> list[Snapshot | Exception | None]:
+        found = await load_each(self._store.load, list(dict.fromkeys(uuids)))
+        return [found.get(uuid) for uuid in uuids]
 
 
 def _creation(entry: InboxEntry) -> Creation:

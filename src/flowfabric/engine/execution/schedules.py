@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 from msgspec.structs import replace
 
@@ -18,7 +19,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import schedule as rules
 from flowfabric.core.execution.policy import DEFAULT_POLICY, parse_policy
 from flowfabric.core.execution.schedule import Schedule
-from flowfabric.core.execution.submission import Submission, create
+from flowfabric.core.execution.submission import Duplicate, Submission, Submitted, create
 from flowfabric.engine.commit.records import change, find
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.executions import Executions
@@ -64,10 +65,10 @@ class Schedules(Service):
         if not await self._context.store.records.drop(SCHEDULES, check_text(name, "schedule name")):
             raise NotFound("schedule", name)
 
-    async def trigger(self, name: str) -> Any:
-        """A run now, beside its times."""
+    async def trigger(self, name: str, *, fresh: UUID | None = None) -> Submitted | Duplicate:
+        """A run now, beside its times; `fresh` as for `executions.submit`."""
         schedule = await self.get(name)
-        return await self._executions.submit(self._submission(schedule, None))
+        return await self._executions.submit(self._submission(schedule, None), fresh=fresh)
 
     async def fire_due(self) -> int:
         """Submits what is due; returns how many runs. The sweep calls this. A schedule

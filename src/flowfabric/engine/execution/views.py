@@ -1,14 +1,20 @@
 """Reads: one execution in any depth, many by filter, and waiting for an end."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from uuid import UUID
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid, NotFound
-from flowfabric.core.base.ids import ExecutionId, derive_attempt_id, parse_uuid
+from flowfabric.core.base.ids import (
+    PARTITIONS,
+    ExecutionId,
+    derive_attempt_id,
+    lane_partition,
+    parse_uuid,
+)
 from flowfabric.core.base.numbers import (
     Seconds,
     check_flag,
@@ -17,6 +23,7 @@ from flowfabric.core.base.numbers import (
     check_limit,
     check_names,
     check_seconds,
+    check_whole,
 )
 from flowfabric.core.base.text import check_tag, check_text
 from flowfabric.core.base.time import Millis, check_moment
@@ -35,16 +42,28 @@ from flowfabric.core.execution.status import (
     public_state,
     vector,
 )
+from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.versions import version_of, without_versions
 from flowfabric.core.explain.summary import summarise_wait
-from flowfabric.engine.context import Service
-from flowfabric.store.queries import Counts, Detail, FailedSince, Progress, Query
+from flowfabric.engine.context import Service, exactly
+from flowfabric.store.queries import (
+    ByPartition,
+    Counts,
+    Detail,
+    FailedSince,
+    Progress,
+    Query,
+)
 from flowfabric.store.readable import named, readable
 
 MAX_PAGE = 1000
 
 FAILURES_READ = 20_000
 """Most failed executions that are read to be grouped."""
+
+
+PARTITION_READ = 100_000
+"""Most executions that are read for one page of a partition."""
 
 
 class LeaseView(Struct, frozen=True):
@@ -151,6 +170,13 @@ class Infos(Struct, frozen=True):
     unreadable: tuple[UUID, ...] = ()
 
 
+class PartitionPage(Struct, frozen=True):
+    """Ids of one partition. There are more, even after a short page, unless `cursor` is None."""
+
+    ids: tuple[ExecutionId, ...]
+    cursor: ExecutionId | None
+
+
 class Failures(Struct, frozen=True):
     """Failed executions by error. Unless `complete`, there are earlier ones that were not read:
     only those that failed after `read_since` were."""
@@ -158,6 +184,22 @@ class Failures(Struct, frozen=True):
     groups: tuple[FailureGroup, ...]
     complete: bool
     read_since: Millis | None = None
+
+
+class CleanupRequest(Struct, frozen=True):
+    """The owner of an execution must stop and clean up, until `until` at the latest; the execution
+    then ends with `outcome`."""
+
+    until: Millis
+    outcome: Outcome
+    reason: str
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> "CleanupRequest | None":
+        cleanup, life = snapshot.life.cleanup, snapshot.life
+        if cleanup is None:
+            return None
+        return cls(cleanup.until, cleanup.outcome, life.cancel_reason or "")
 
 
 class Views(Service):
@@ -232,6 +274,20 @@ class Views(Service):
         (steps,) = await self._context.store.steps([asked])
         return named("the steps of", asked[0], lambda: describe_steps(steps, attempts))
 
+    async def recorded(self, id: str) -> tuple[int, Sequence[Step]]:
+        """The generation that an execution is in, and the steps it has recorded in it."""
+        snapshot = await self._existing(id)
+        generation = snapshot.life.generation
+        (steps,) = await self._context.store.steps([(snapshot.execution.uuid, generation)])
+        return generation, steps
+
+    async def cleanups(self, uuids: Sequence[UUID]) -> dict[UUID, CleanupRequest]:
+        """Of these executions those that are to be cleaned up, so that their owners stop."""
+        asked = [parse_uuid(uuid, "execution") for uuid in check_items(uuids, "uuids")]
+        found = await self._context.store.load(asked) if asked else {}
+        wanted = {uuid: CleanupRequest.of(snapshot) for uuid, snapshot in found.items()}
+        return {uuid: request for uuid, request in wanted.items() if request is not None}
+
     async def current_attempt(self, id: str) -> int:
         """The index of the last attempt; 0 before the first."""
         snapshot = await self._existing(id)
@@ -240,9 +296,20 @@ class Views(Service):
     async def attempts_made(self, id: str) -> int:
         return (await self._existing(id)).attempts_made
 
+    async def tags(self, uuids: Sequence[UUID]) -> list[dict[str, str]]:
+        """The tags of each of these executions, in order."""
+        asked = [parse_uuid(uuid, "execution") for uuid in check_items(uuids, "uuids")]
+        return await self._context.store.tags(asked) if asked else []
+
     async def namespace(self, id: str) -> str | None:
         snapshot = await self._load(id)
         return None if snapshot is None else snapshot.execution.route.namespace
+
+    async def load(self, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+        """Executions as they stand, for a worker that asks what became of what it holds; one that
+        does not exist is left out."""
+        asked = [parse_uuid(uuid, "run") for uuid in check_items(uuids, "uuids")]
+        return await self._context.store.load(asked)
 
     async def locate(self, uuids: Sequence[UUID]) -> list[ExecutionId]:
         """The ids of executions of which only the uuid is known. The id of one that does not exist
@@ -259,7 +326,7 @@ class Views(Service):
         key = ExecutionId(id)
         seconds = None if timeout is None else check_seconds(timeout, "timeout")
         async with asyncio.timeout(seconds):
-            return _ending(await self._context.watcher.end_of(key, key.uuid))
+            return _ending(await self._context.watcher.wait(key, key.uuid))
 
     async def list(self, query: Query, cursor: str | None = None) -> Infos:
         """Executions by creation time; the cursor of one page starts the next."""
@@ -280,6 +347,41 @@ class Views(Service):
         cursor = None if page.cursor is None else _write_cursor(page.cursor)
         return Infos(tuple(shown), cursor, tuple(damaged))
 
+    async def partition(
+        self,
+        index: int,
+        *,
+        after: UUID | None = None,
+        limit: int = 50,
+        sees: Callable[[str], bool] | None = None,
+    ) -> PartitionPage:
+        """The ids of one partition, by uuid, of the namespaces that `sees` is True for. For clients
+        that walk through partitions: `list` finds what is looked for."""
+        check_whole(index, "partition", 0, PARTITIONS - 1)
+        wanted = check_limit(limit, MAX_PAGE)
+        last = None if after is None else parse_uuid(after, "cursor")
+        if not wanted:
+            return PartitionPage((), None)
+        await self._let_in()
+        routes = await self._context.store.routes()
+        lanes = {route.lane for route in routes if lane_partition(route.lane) == index}
+        found: list[ExecutionId] = []
+        for _ in range(PARTITION_READ // MAX_PAGE):
+            asked = ByPartition(tuple(sorted(lanes)), last, MAX_PAGE)
+            page = await self._context.store.snapshots(asked)
+            if not page:
+                return PartitionPage(tuple(found), None)
+            last = page[-1].execution.uuid
+            found += [
+                snapshot.execution.id
+                for snapshot in page
+                if snapshot.execution.id.partition_index == index
+                and (sees is None or sees(snapshot.execution.route.namespace))
+            ]
+            if len(found) > wanted:
+                return PartitionPage(tuple(found[:wanted]), found[wanted - 1])
+        return PartitionPage(tuple(found), ExecutionId.of(index, last or UUID(int=0)))
+
     async def _with_failures(
         self, found: Sequence[Snapshot], infos: Sequence[Info]
     ) -> Iterator[Info]:
@@ -295,17 +397,21 @@ class Views(Service):
         kind: str | None = None,
         namespace: str | None = None,
         since: Millis | None = None,
+        most: int = FAILURES_READ,
     ) -> Failures:
         """The executions that failed since then (and were not replayed), grouped by kind and
-        error. Reads the latest `FAILURES_READ`, a page at a time."""
+        error. Reads the latest `most`, a page at a time."""
         kind, namespace = _text(kind, "kind"), _text(namespace, "namespace")
         earliest = _moment(since) or Millis(0)
         groups, last = FailureGroups(), None
-        for _ in range(FAILURES_READ // MAX_PAGE):
-            page = await self._context.store.snapshots(FailedSince(earliest, last, MAX_PAGE))
+        left = check_limit(most, FAILURES_READ)
+        while left > 0:
+            size = min(left, MAX_PAGE)
+            page = await self._context.store.snapshots(FailedSince(earliest, last, size))
             groups.add(item for item in page if _is_of(item, kind, namespace))
             if not page:
                 return Failures(groups.groups(), complete=True)
+            left -= len(page)
             last = (_ended_at(page[-1]) or earliest, page[-1].execution.uuid)
         return Failures(groups.groups(), complete=False, read_since=last and last[0])
 
@@ -320,7 +426,9 @@ class Views(Service):
         detail = await self._context.store.detail(key.uuid)
         if detail is None and await self._context.inbox.admit([key.uuid]):
             detail = await self._context.store.detail(key.uuid)
-        return detail if detail is not None and detail.snapshot.execution.id == key else None
+        if detail is None or exactly(detail.snapshot, key) is None:
+            return None
+        return detail
 
     async def _existing(self, id: str) -> Snapshot:
         snapshot = await self._load(id)
@@ -420,7 +528,7 @@ def _info(snapshot: Snapshot) -> Info:
         ended_at=_ended_at(snapshot),
         attempt=snapshot.current_attempt,
         attempts_made=snapshot.attempts_made,
-        flow=execution.flow,
+        flow=execution.flow_joined,
         blocking_detail=blocking_detail(snapshot),
         version=version_of(execution.route),
         waits_for=None if wait is None else wait.text,
@@ -437,7 +545,7 @@ def _description(detail: Detail, snapshot: Snapshot, now: Millis) -> Description
         kind=execution.kind,
         namespace=execution.route.namespace,
         lane=execution.route.lane,
-        flow=execution.flow,
+        flow=execution.flow_joined,
         priority=snapshot.priority,
         vector=shape,
         state=shape.public,

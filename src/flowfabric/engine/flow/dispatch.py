@@ -11,6 +11,7 @@ from flowfabric.core.base.errors import FlowFabricError, Unavailable
 from flowfabric.core.flow.model import Flow
 from flowfabric.core.flow.outbox import MemberEnding, OutboxKind
 from flowfabric.engine.commit.background import Background, BackgroundBatches
+from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.flow.resolver import FlowResolver
@@ -70,6 +71,11 @@ class FlowDispatcher(Service):
         it. A caller that stops waiting stops nothing, and a failure is left to the sweep."""
         await asyncio.wait([self._cancels.start(partial(self._cancel, flow), flow.id)])
 
+    @property
+    def cancelling(self) -> int:
+        """How many cancelled flows still cancel their members here."""
+        return len(self._cancelling | self._resolver.cancelling)
+
     async def drain(self) -> None:
         """Returns when everything that follows the commits of this process is done."""
         work = (self._carries, self._counts, self._resolves, self._cancels)
@@ -88,6 +94,8 @@ class FlowDispatcher(Service):
             looked_at.update(flows)
             if not await self._together(flows, self._resolve_all):
                 break  # only what cannot be done now is left, or what is new since
+        if (seen := watching()) is not None:
+            seen.resolved_flows(len(looked_at))
         return len(looked_at)
 
     async def _carry(self, flows: list[UUID]) -> None:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import (
     Corruption,
     CycleDetected,
+    EdgeExists,
     FlowConflict,
     FlowFabricError,
     FlowTerminal,
@@ -21,8 +22,9 @@ from flowfabric.core.base.errors import (
     StaleRevision,
 )
 from flowfabric.core.base.ids import ExecutionId, parse_uuid
-from flowfabric.core.base.numbers import Seconds, check_kind_of, check_seconds
+from flowfabric.core.base.numbers import Seconds, check_flag, check_kind_of, check_seconds
 from flowfabric.core.base.text import (
+    MAX_NAME,
     MAX_REASON,
     check_kind,
     check_namespace,
@@ -43,8 +45,15 @@ from flowfabric.core.flow.cancel import (
     takes_members_along,
 )
 from flowfabric.core.flow.graph import Graph, Plan, check_graph, plan
-from flowfabric.core.flow.grow import Added, AlreadyMember, AlreadyStaged, Staged
-from flowfabric.core.flow.join import Edge, JoinPolicy
+from flowfabric.core.flow.grow import (
+    MAX_UNAPPLIED,
+    Added,
+    AlreadyMember,
+    AlreadyStaged,
+    Applied,
+    Staged,
+)
+from flowfabric.core.flow.join import Edge, EdgeState, JoinPolicy
 from flowfabric.core.flow.model import (
     Cancellation,
     CancelPolicy,
@@ -63,6 +72,7 @@ from flowfabric.core.flow.replay import (
     plan_replay,
     replay_planned,
 )
+from flowfabric.engine.access.actor import current_actor
 from flowfabric.engine.commit.decide import Decision
 from flowfabric.engine.commit.records import find
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
@@ -70,7 +80,8 @@ from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.executions import Executions
 from flowfabric.engine.flow.dispatch import FlowDispatcher
 from flowfabric.engine.flow.resolver import FlowResolver
-from flowfabric.engine.flow.walks import PAGE, member_pages, reaches, whole
+from flowfabric.engine.flow.walks import PAGE, edge_pages, member_pages, reaches, whole
+from flowfabric.store.contract import Store
 from flowfabric.store.queries import EdgeQuery, MembersOf
 from flowfabric.store.rows.record import FLOWS
 
@@ -104,6 +115,7 @@ class FlowCancelled(Struct, frozen=True):
     reason: str
     scheduled: bool = False
     remaining: tuple[ExecutionId, ...] = ()
+    named: str | None = None
 
 
 class Flows(Service):
@@ -131,9 +143,11 @@ class Flows(Service):
         id: UUID | None = None,
         namespace: str = "default",
         tags: Mapping[str, str] | None = None,
+        eager: bool = False,
     ) -> FlowCreated | AlreadySatisfied:
-        """An open flow without members; seal it when the graph is complete."""
-        new = self._new(kind, id, namespace, tags)
+        """An open flow without members; seal it when the graph is complete. One that is `eager` is
+        not sealed: its members run as soon as their own edges allow."""
+        new = replace(self._new(kind, id, namespace, tags), eager=check_flag(eager, "eager"))
 
         async def decide(
             flow: Flow | None, now: Millis
@@ -191,7 +205,7 @@ class Flows(Service):
         found = open_flow(await find(self._context.store, FLOWS, key), key)
         creation = create(replace(wanted, flow=key), self._fresh(), self._now())
         await self._context.known_limits.check(creation.snapshot.execution.rules)
-        if found.state is FlowState.OPEN:
+        if found.state is FlowState.OPEN and not found.eager:
             creation = grow.held(creation)
         # Two writes. A process that dies in between leaves one that is held; the sweep ends it.
         made = await self._executions.put(creation)
@@ -226,25 +240,55 @@ class Flows(Service):
             found: Flow | None, now: Millis
         ) -> tuple[FlowChange | None, Staged | AlreadyStaged]:
             flow = open_flow(found, wanted.flow)
-            if await self._is_staged(wanted):
+            if await _is_staged(self._context.store, wanted):
                 return None, AlreadyStaged(wanted.id, flow.revision)
             if expected_revision is not None and expected_revision != flow.revision:
                 raise StaleRevision(f"the graph is at revision {flow.revision}")
-            ends = await self._context.store.load([wanted.upstream, wanted.downstream])
-            upstream, downstream = ends.get(wanted.upstream), ends.get(wanted.downstream)
-            staged = grow.stage(flow, now, wanted, upstream, downstream)
-            if await reaches(self._context.store, wanted.flow, wanted.downstream, wanted.upstream):
-                raise CycleDetected("the upstream depends on the downstream already")
-            return staged
+            return await self._staged(flow, now, wanted)
 
         return await self._change(wanted.flow, decide)
 
-    async def apply(self, flow: UUID, edge: UUID) -> AlreadySatisfied:
-        """Staging an edge applies it: this only says whether it is there."""
-        ids = (parse_uuid(edge, "edge"),)
-        if not await self._context.store.edges(EdgeQuery(flow=parse_uuid(flow, "flow"), ids=ids)):
-            raise NotFound("edge", edge)
-        return AlreadySatisfied("already_applied")
+    async def stage_only(self, edge: Edge, expected_revision: int) -> Staged:
+        """As `stage`, for a client that applies the edge by a second call: an edge whose id is
+        taken is refused, also if it is the same one."""
+        wanted = replace(grow.check_edge(edge), created_at=self._now())
+
+        async def decide(found: Flow | None, now: Millis) -> tuple[FlowChange, Staged]:
+            flow = open_flow(found, wanted.flow)
+            if expected_revision != flow.revision:
+                raise StaleRevision(f"the graph is at revision {flow.revision}")
+            change, staged = await self._staged(flow, now, wanted)
+            if (known := await _find_edge(self._context.store, wanted.flow, wanted.id)) is not None:
+                raise EdgeExists(known.edge.id, known.edge.upstream, known.edge.downstream)
+            waiting = (*change.after.unapplied, wanted.id)[-MAX_UNAPPLIED:]
+            return replace(change, after=replace(change.after, unapplied=waiting)), staged
+
+        return await self._change(wanted.flow, decide)
+
+    async def apply(self, flow: UUID, edge: UUID) -> Applied | AlreadySatisfied:
+        """Staging an edge gates its downstream already: this only says whether it is there, and
+        `Applied` for one that `stage_only` has staged, once."""
+        key, wanted = parse_uuid(flow, "flow"), parse_uuid(edge, "edge")
+
+        async def decide(
+            found: Flow | None, now: Millis
+        ) -> tuple[FlowChange | None, Applied | AlreadySatisfied]:
+            if (staged := await _find_edge(self._context.store, key, wanted)) is None:
+                raise NotFound("edge", edge)
+            present = known(found, key)
+            if wanted not in present.unapplied:
+                return None, AlreadySatisfied("already_applied")
+            waiting = tuple(id for id in present.unapplied if id != wanted)
+            into = EdgeQuery(flow=key, downstreams=(staged.edge.downstream,), unsettled=True)
+            unsatisfied = {
+                state.edge.id
+                async for page in edge_pages(self._context.store, into)
+                for state in page
+            }
+            after = changed(present, now, unapplied=waiting)
+            return FlowChange(present, after), Applied(len(unsatisfied.difference(waiting)))
+
+        return await self._change(key, decide)
 
     async def set_join(self, flow: UUID, downstream: str, policy: JoinPolicy) -> bool:
         """When the downstream runs: after all, any or so many of its upstreams. Said before its
@@ -286,13 +330,15 @@ class Flows(Service):
         policy: CancelPolicy | str = CancelPolicy.ALL,
         wait: bool = True,
         timeout: Seconds | None = None,
+        named: str | None = None,
     ) -> FlowCancelled:
         """Cancels a flow and, by its policy, its members. The flow takes no members from then on,
         whatever becomes of those it has. Without `wait` members are cancelled in the background;
         with a `timeout` TimeoutError is raised when they are not after so many seconds, and the
-        background finishes it. Cancelling again gives the first call's policy and reason."""
+        background finishes it. Cancelling again gives the first call's policy and reason; `named`
+        is kept as the caller's own word for the policy."""
         span = None if timeout is None else check_seconds(timeout, "timeout")
-        marked, header = await self._mark_cancelled(flow, reason, policy)
+        marked, header = await self._mark_cancelled(flow, reason, policy, named)
         if header.policy is CancelPolicy.FLOW_ONLY or not wait:
             self._dispatcher.kick([header.id])
             left = await self._owed(header)
@@ -313,9 +359,10 @@ class Flows(Service):
         return replace(header, remaining=await self._owed(header))
 
     async def _mark_cancelled(
-        self, flow: UUID, reason: str, policy: CancelPolicy | str
+        self, flow: UUID, reason: str, policy: CancelPolicy | str, named: str | None = None
     ) -> tuple[Flow, FlowCancelled]:
         key = parse_uuid(flow, "flow")
+        word = None if named is None else check_text(named, "policy", limit=MAX_NAME)
         text = check_text(reason, "reason", limit=MAX_REASON)
         chosen = check_cancel_policy(policy)
         with suppress(Corruption):  # of a member: cancelling the others does not need it
@@ -325,7 +372,7 @@ class Flows(Service):
             if known(found, key).cancel is not None:
                 return None, known(found, key)
             open = open_flow(found, key)
-            cancel = Cancellation(now, text, chosen)
+            cancel = Cancellation(now, text, chosen, current_actor(), word)
             after = changed(replace(open, state=FlowState.CANCELLED), now, cancel=cancel)
             owed = cancel_entries(after, held=open.state is FlowState.OPEN)
             told_by = await self._context.store.snapshots(MembersOf(key, limit=1))
@@ -334,7 +381,7 @@ class Flows(Service):
 
         marked = await self._change(key, decide, kick=False)
         first = marked.cancel or Cancellation(self._now(), text, chosen)
-        return marked, FlowCancelled(key, first.policy, first.reason)
+        return marked, FlowCancelled(key, first.policy, first.reason, named=first.named)
 
     async def acknowledge(self, flow: UUID, id: str) -> None:
         """A member is acknowledged by its own ending; saying so is harmless."""
@@ -479,11 +526,25 @@ class Flows(Service):
             member.execution.id for member in found if not (pending and member.attempts_made)
         )
 
-    async def _is_staged(self, edge: Edge) -> bool:
-        """Whether this very edge is there; another one of the same id is a conflict."""
-        found = await self._context.store.edges(EdgeQuery(flow=edge.flow, ids=(edge.id,)))
-        if not found:
-            return False
-        if replace(found[0].edge, created_at=edge.created_at) != edge:
-            raise FlowConflict(f"dependency_already_exists: {found[0].edge}")
-        return True
+    async def _staged(self, flow: Flow, now: Millis, edge: Edge) -> tuple[FlowChange, Staged]:
+        """The flow with one more edge; `CycleDetected` if it would close a circle."""
+        ends = await self._context.store.load([edge.upstream, edge.downstream])
+        staged = grow.stage(flow, now, edge, ends.get(edge.upstream), ends.get(edge.downstream))
+        if await reaches(self._context.store, edge.flow, edge.downstream, edge.upstream):
+            raise CycleDetected("the upstream depends on the downstream already")
+        return staged
+
+
+async def _find_edge(store: Store, flow: UUID, id: UUID) -> EdgeState | None:
+    found = await store.edges(EdgeQuery(flow=flow, ids=(id,)))
+    return found[0] if found else None
+
+
+async def _is_staged(store: Store, edge: Edge) -> bool:
+    """Whether this very edge is there; another one of the same id is a conflict."""
+    found = await _find_edge(store, edge.flow, edge.id)
+    if found is None:
+        return False
+    if replace(found.edge, created_at=edge.created_at) != edge:
+        raise EdgeExists(found.edge.id, found.edge.upstream, found.edge.downstream)
+    return True

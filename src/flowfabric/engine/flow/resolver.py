@@ -34,7 +34,9 @@ from flowfabric.core.flow.outbox import MemberEnding, OutboxEntry, OutboxKind, e
 from flowfabric.core.flow.progress import Settlement
 from flowfabric.core.wait.model import Loaded
 from flowfabric.core.wait.signal import Delivery
+from flowfabric.engine.access.actor import acting_as
 from flowfabric.engine.commit.decide import Decision
+from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.commit.records import find
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
@@ -66,7 +68,7 @@ class FlowResolver(Service):
     def __init__(self, context: EngineContext, signals: Signals) -> None:
         super().__init__(context)
         self._signals = signals
-        self._cancelling: set[UUID] = set()
+        self.cancelling: set[UUID] = set()
         """Flows whose members are being cancelled: an edge that is settled now would skip them."""
 
     # -- many flows at once
@@ -78,7 +80,7 @@ class FlowResolver(Service):
             {
                 flow: members
                 for flow, members in endings.items()
-                if members and flow not in self._cancelling
+                if members and flow not in self.cancelling
             }
         )
 
@@ -201,9 +203,10 @@ class FlowResolver(Service):
                 if join is not None and join.state is not JoinState.PENDING:  # by a replay
                     reasons[state.edge.upstream] = rules.sibling_reason(join)
             cancel = partial(operator.cancel, owner=CASCADE)
-            await self._all(
-                [Decision(id, partial(cancel, reason=why)) for id, why in reasons.items()]
+            answers = await self._all(
+                [Decision(id, partial(cancel, reason=why), by=None) for id, why in reasons.items()]
             )
+            _tell_cancelled(list(reasons.values()), answers)
 
     async def cancel_members(self, flow: Flow) -> None:
         """Cancels the members a cancelled flow takes along."""
@@ -215,18 +218,20 @@ class FlowResolver(Service):
             owner=CASCADE,
             reason=flow.cancel.reason,
         )
-        self._cancelling.add(flow.id)
+        self.cancelling.add(flow.id)
         try:
             async for page in member_pages(self._context.store, flow.id, living=True):
-                await self._all([Decision(each.execution.uuid, rule, each) for each in page])
+                await self._all(
+                    [Decision(each.execution.uuid, rule, each, by=flow.cancel.by) for each in page]
+                )
         finally:
-            self._cancelling.discard(flow.id)
+            self.cancelling.discard(flow.id)
 
     async def _release(self, flow: Flow) -> None:
         """Also those that have ended: a replay must not find them held."""
         async for page in member_pages(self._context.store, flow.id):
             held = [each.execution.uuid for each in page if each.life.unsealed]
-            await self._all([Decision(uuid, grow.unseal) for uuid in held])
+            await self._all([Decision(uuid, grow.unseal, by=None) for uuid in held])
 
     async def _tell(self, flow: Flow, ending: int) -> None:
         """Wakes the run that waits for the flow, which need not cancel it any more; telling the
@@ -237,7 +242,7 @@ class FlowResolver(Service):
         run = ExecutionId(flow.parent.execution).uuid
         # At the same time: the run hears of it and forgets it by one write, if it can hear.
         await asyncio.gather(
-            self._wake(flow, flow.parent, ending), self._all([Decision(run, rule)])
+            self._wake(flow, flow.parent, ending), self._all([Decision(run, rule, by=None)])
         )
 
     async def _wake(self, flow: Flow, parent: Parent, ending: int) -> None:
@@ -270,16 +275,18 @@ class FlowResolver(Service):
 
     async def _signal(self, id: str, delivery: Delivery) -> None:
         try:
-            await self._signals.send(id, delivery.name, delivery)
+            with acting_as(None):  # it follows from the graph, whichever request noticed
+                await self._signals.send(id, delivery.name, delivery)
         except (NotFound, NotSignalable) as error:
             log.info("no run waits for the end of %s any more: %s", delivery.source, error)
 
-    async def _all(self, decisions: list[Decision]) -> None:
+    async def _all(self, decisions: list[Decision]) -> list[object]:
         """All of them, or the first real trouble; what has ended meanwhile is no trouble."""
         answers = await self._context.decisions.decide_all(decisions) if decisions else []
         for answer in answers:
             if isinstance(answer, Exception) and not isinstance(answer, LeaseLost | NotFound):
                 raise answer
+        return answers
 
     async def _settle_edges(self, flows: Mapping[UUID, Mapping[UUID, MemberEnding]]) -> int:
         """Settles the open edges that leave members, by flow, with how these ended."""
@@ -296,6 +303,22 @@ class FlowResolver(Service):
                 break
             after = page[-1].state.edge.id
         return settled
+
+
+def _tell_cancelled(reasons: Sequence[str], answers: Sequence[object]) -> None:
+    """Measures which siblings were cancelled, and why."""
+    seen = watching()
+    if seen is None:
+        return
+    for reason in sorted(set(reasons)):
+        of_this = [a for why, a in zip(reasons, answers, strict=True) if why == reason]
+        seen.cancelled_siblings(reason, [_disposition(answer) for answer in of_this])
+
+
+def _disposition(answer: object) -> str:
+    if isinstance(answer, NotFound):
+        return "not_found"
+    return "already_terminal" if isinstance(answer, LeaseLost) else "cancelled"
 
 
 def _owes_endings(entries: Sequence[OutboxEntry]) -> bool:
@@ -336,7 +359,8 @@ def _settling(
 ) -> Decision:
     brought = tuple(settlements)
     needs = partial(rules.needed_to_settle, settlements=brought)
-    return Decision(child, partial(rules.settle, settlements=brought), held, needs, loaded)
+    rule = partial(rules.settle, settlements=brought)
+    return Decision(child, rule, held, needs, loaded, by=None)
 
 
 def _cancel_pending(

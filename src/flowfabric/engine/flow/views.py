@@ -104,7 +104,7 @@ class FlowViews(Service):
         span = None if timeout is None else check_seconds(timeout, "timeout")
         try:
             async with asyncio.timeout(span):
-                return await self._context.flow_watcher.end_of(key, key)
+                return await self._context.flow_watcher.wait(key, key)
         except TimeoutError:
             flow = known(await self.get(key), key)
             if flow.ended_at is None:

@@ -24,6 +24,7 @@ from flowfabric.core.limit.budget_gate import is_start, let_in, take_back, turn_
 from flowfabric.core.limit.quota import budget_queue
 from flowfabric.engine.commit.background import Background
 from flowfabric.engine.commit.decide import Decision
+from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.known_budgets import KnownBudgets
@@ -80,7 +81,12 @@ class BudgetGate(Service):
         """Returns an execution with an unreadable budget and sets it aside for a while, because the
         next claim would take it again at once."""
         execution, now = item.snapshot.execution, self._now()
-        log.error("run %s waits a minute: a budget cannot be read: %s", execution.uuid, error)
+        log.error(
+            "run %s waits a minute: a budget cannot be read: %s",
+            execution.uuid,
+            error,
+            extra={"run": str(execution.uuid)},
+        )
         await self._take_back([item])
         await self._context.store.set_aside([execution.uuid], now, Millis(now + SET_ASIDE))
 
@@ -151,6 +157,8 @@ class BudgetGate(Service):
                 decisions.append(Decision(item.snapshot.execution.uuid, rule, item.snapshot))
                 turned.append(item.snapshot)
                 self._note_reset(why)
+                if (seen := watching()) is not None:
+                    seen.refused_by_budget(why.dimension)
         answers = await self._context.decisions.decide_all(decisions)
         for answer in answers:
             if isinstance(answer, Exception):

@@ -11,14 +11,18 @@ from flowfabric.core.base.numbers import check_limit, check_names
 from flowfabric.core.base.text import check_lane, check_text
 from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.lane import Lane, LaneState, check_lane_settings, set_state
+from flowfabric.engine.access.actor import current_actor
 from flowfabric.engine.commit.records import change, find
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.store.contract import Store
 from flowfabric.store.hints import Topic
+from flowfabric.store.queries import RouteDepth
 from flowfabric.store.readable import load_readable
 from flowfabric.store.rows.record import LANES
 
 MAX_PAGE = 1000
+DEPTH_READ = 100_000
+"""Most waiting executions that are counted by route."""
 REFRESH = 1.0
 """Seconds until weights that another process set are seen."""
 
@@ -93,9 +97,13 @@ class Lanes(Service):
         found = {lane: self._weights.get(lane, 1) for lane in wanted or self._names}
         return found if len(set(found.values())) > 1 else {}
 
+    async def depths(self) -> "Sequence[RouteDepth]":
+        """How many wait for a worker and how many run, by route; reads at most 100,000 of each."""
+        return await self._context.store.depths(DEPTH_READ)
+
     async def _set_state(self, lane: str, state: LaneState, by: str, reason: str) -> Lane:
-        now = self._now()
-        return await self._write(lane, lambda old: set_state(old, state, by, reason, now))
+        now, who = self._now(), current_actor() or by
+        return await self._write(lane, lambda old: set_state(old, state, who, reason, now))
 
     async def _write(self, lane: str, rule: Callable[[Lane], Lane]) -> Lane:
         name = check_lane(lane)

@@ -20,6 +20,7 @@ from flowfabric.core.limit.quota import Quota, Uses, queue_of
 from flowfabric.core.limit.release import QuotaView, Release, release, starts_back
 from flowfabric.core.limit.unclaimable import Unclaimable
 from flowfabric.engine.commit.background import Background
+from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
@@ -77,7 +78,7 @@ class Releases(Service):
         for execution in executions:
             uses = execution.uses
             queue = queue_of(uses)
-            self._learn_uses(uses)
+            self._shared.update(_shared_by(uses))
             for use in uses:
                 queues = self._dirty.setdefault(use.quota, set())
                 if queues is not None:
@@ -207,39 +208,48 @@ class Releases(Service):
 
     async def _serve(self, quota: str, queues: set[int] | None) -> None:
         """Admits as many as there is room for; these lines are looked at in any case."""
-        among = self._among(quota, queues)
-        all_seen = await self._tried(quota, among)
-        if among is None and queues and not all_seen:
+        if queues is not None and self._is_by_key(quota):
+            await self._refresh(quota)
+            if self._is_by_key(quota):  # room for one key is none for another
+                await self._tried(quota, queues)
+                return
+        all_seen = await self._tried(quota, None)
+        if queues and not all_seen:
             # Lines that cannot move may hide others from a look at the first.
             await self._tried(quota, queues)
 
-    def _among(self, quota: str, queues: set[int] | None) -> set[int] | None:
-        """The lines to look at, None for all. Where only keys are limited room for one is none for
-        another; but one key has several lines if they need other quotas as well."""
-        if self._shapes.get(quota) is not ReleaseShape.PER_KEY or quota in self._shared:
-            return None
+    async def _refresh(self, quota: str) -> None:
+        """Looks at lines that only other processes know of, now and then and only once: they look
+        at them as well, and so does the sweep."""
         now = asyncio.get_running_loop().time()
         if now - self._looked_at.get(quota, -REFRESH) >= REFRESH:
             self._looked_at[quota] = now
-            return None
-        return queues
+            await self._tried(quota, None, once=True)
 
-    async def _tried(self, quota: str, queues: set[int] | None) -> bool:
+    def _is_by_key(self, quota: str) -> bool:
+        """Whether only keys are limited, and each key has one line: it has several if they need
+        other quotas as well."""
+        return self._shapes.get(quota) is ReleaseShape.PER_KEY and quota not in self._shared
+
+    async def _tried(self, quota: str, queues: set[int] | None, *, once: bool = False) -> bool:
         """Admits what there is room for and can be claimed. Room that none of those needs goes to
         runs without a live worker, because an unregistered worker may come for them. Returns
         whether every line was looked at; what cannot be done now is left to the sweep."""
         closed = self.closed.known
         try:
             if closed.unserved:
-                await self._release(quota, queues, closed)
-            return await self._release(quota, queues, replace(closed, unserved=()))
+                await self._release(quota, queues, closed, once=once)
+            return await self._release(quota, queues, replace(closed, unserved=()), once=once)
         except FlowFabricError as error:
             log.warning("releasing quota %s failed; the sweep tries again: %s", quota, error)
             return True
 
-    async def _release(self, quota: str, queues: set[int] | None, closed: Unclaimable) -> bool:
-        """Releases until no more can be admitted."""
+    async def _release(
+        self, quota: str, queues: set[int] | None, closed: Unclaimable, *, once: bool
+    ) -> bool:
+        """Releases until no more can be admitted, or once."""
         among = None if queues is None else tuple(sorted(queues))
+        by_key = among is not None and self._is_by_key(quota)
         lines = len(among) if among is not None else _lines_at_once(self._shapes.get(quota))
         depth = _depth(lines, self._paces.get(quota, MAX_MOVES))
         view = QuotaView({}, ())
@@ -248,12 +258,14 @@ class Releases(Service):
         async def round(number: int) -> int | Literal[RaceLost.RACE_LOST] | None:
             nonlocal view, decided
             now = self._now()
-            ask = QuotaViewRequest(quota, among, lines, depth, now, closed.closed, closed.draining)
+            shut = closed.closed, closed.draining
+            ask = QuotaViewRequest(quota, among, lines, depth, now, *shut, by_key=by_key)
             view = await self._context.store.quota_view(ask)
             self._learn(view)
             decided = release(view, now, MAX_MOVES)
             self._wake_at(quota, decided.next_at)
             if not decided.moves:
+                _tell_refused(view, decided)
                 return None
             moved = await self._context.store.release(decided)
             return RACE_LOST if moved is None else len(moved)
@@ -262,8 +274,10 @@ class Releases(Service):
             while (moved := await retry(round, f"quota {quota}")) is not None:
                 self._moved(quota, moved)
                 all_moved = moved == len(decided.moves) < MAX_MOVES
-                if all_moved and not _more(view, None if among else lines, depth, decided):
-                    return True
+                others = None if among else lines
+                is_all = all_moved and (view.by_key or not _more(view, others, depth, decided))
+                if once or is_all:
+                    return is_all
                 depth = _depth(len(view.lines), MAX_MOVES)
         except RetryExhausted:
             # Rivals, or a queue that the store knows in part: then it knows it after this.
@@ -281,17 +295,25 @@ class Releases(Service):
         for name, quota in view.quotas.items():
             self._shapes[name] = _shape(quota)
         for line in view.lines:
-            self._learn_uses(line.uses)
-
-    def _learn_uses(self, uses: Uses) -> None:
-        if len(uses) > 1:
-            self._shared.update(use.quota for use in uses)
+            self._shared.update(_shared_by(line.uses))
 
     def _wake_at(self, quota: str, at: Millis | None) -> None:
         if at is None:
             return
         self._opens_at[quota] = min(at, self._opens_at.get(quota, at))
         self._context.post_commit.due(at)
+
+
+def _shared_by(uses: Uses) -> tuple[str, ...]:
+    """The quotas that a line uses together."""
+    return tuple(use.quota for use in uses) if len(uses) > 1 else ()
+
+
+def _tell_refused(view: QuotaView, decided: Release) -> None:
+    """Measures that some wait although they were looked at."""
+    seen = watching()
+    if seen is not None and view.lines:
+        seen.refused_by_quota("concurrency" if decided.next_at is None else "rate")
 
 
 def _waits(snapshot: Snapshot) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
 
+from flowfabric.core.access.token import check_by
 from flowfabric.core.base.errors import Invalid, InvalidGrace
 from flowfabric.core.base.time import Millis, Span, check_span
 from flowfabric.core.wait import keyring as rules
@@ -23,6 +24,7 @@ from flowfabric.core.wait.keyring import (
     Rotated,
     Seeded,
 )
+from flowfabric.engine.access.audit import Audit
 from flowfabric.engine.commit.records import change, find
 from flowfabric.store.contract import Store
 from flowfabric.store.rows.record import KEYRING, ONLY, SealedKeyring
@@ -131,18 +133,31 @@ def _grace(value: Span) -> Millis:
 class Keys:
     """`engine.keys`"""
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: Ring, audit: Audit) -> None:
         self._ring = ring
+        self._audit = audit
 
-    async def seed(self, kid: str, secret: str) -> Seeded | AlreadySeeded:
+    async def seed(self, kid: str, secret: str, *, by: str = "") -> Seeded | AlreadySeeded:
         """Installs the first key (64 hex digits). Never overwrites one."""
-        return await self._ring.change(lambda ring, now: rules.seed(ring, kid, secret, now))
+        who = check_by(by)
+        answer = await self._ring.change(lambda ring, now: rules.seed(ring, kid, secret, now))
+        if isinstance(answer, Seeded):
+            await self._audit.write("key.seeded", kid, by=who)
+        return answer
 
-    async def rotate(self, kid: str, secret: str, *, grace: Span = DEFAULT_GRACE) -> Rotated | Noop:
+    async def rotate(
+        self, kid: str, secret: str, *, grace: Span = DEFAULT_GRACE, by: str = ""
+    ) -> Rotated | Noop:
         """Signs with a new key from now on; the previous one verifies for `grace`: `"7d"`, a
         `timedelta`, or milliseconds."""
-        span = _grace(grace)
-        return await self._ring.change(lambda ring, now: rules.rotate(ring, kid, secret, span, now))
+        span, who = _grace(grace), check_by(by)
+        answer = await self._ring.change(
+            lambda ring, now: rules.rotate(ring, kid, secret, span, now)
+        )
+        if isinstance(answer, Rotated):
+            rest = {"previous": answer.previous, "grace": span}
+            await self._audit.write("key.rotated", kid, by=who, detail=rest)
+        return answer
 
     async def kids(self) -> Kids:
         """Which keys there are; never their secrets."""

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import Invalid, NotFound
+from flowfabric.core.base.errors import Invalid, InvalidToken, NotFound
 from flowfabric.core.base.ids import parse_uuid
 from flowfabric.core.base.numbers import check_limit, check_whole
 from flowfabric.core.base.shape import check_shape
@@ -23,6 +23,7 @@ from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.wait import channel
 from flowfabric.core.wait import signal as rules
+from flowfabric.core.wait.keyring import NOT_VALID
 from flowfabric.core.wait.model import Loaded, ReceivedSignal
 from flowfabric.core.wait.signal import (
     APPROVAL,
@@ -33,6 +34,7 @@ from flowfabric.core.wait.signal import (
     SignalAnswer,
 )
 from flowfabric.core.wait.token import Token, peek
+from flowfabric.core.wait.waitpoint import AskedDecision, asked_decision
 from flowfabric.engine.context import Service
 
 MAX_PAGE = 1000
@@ -41,9 +43,12 @@ MAX_PAGE = 1000
 class Signals(Service):
     """`engine.signals`"""
 
-    async def deliver(self, id: str, delivery: Delivery, token: Token | str | None) -> SignalAnswer:
+    async def deliver(
+        self, id: str, delivery: Delivery, token: Token | str | None, *, hidden: bool = False
+    ) -> SignalAnswer:
         """Delivers a signal for a sender that presents a valid token of the waitpoint. An unknown
-        waitpoint and a wrong token get the same answer."""
+        waitpoint and a wrong token get the same answer; with `hidden`, so does an unknown
+        execution."""
         wanted = check_delivery(delivery)
         kid = token.kid if isinstance(token, Token) else _kid(token)
         credential = Credential(await self._context.ring.for_token(kid), token)
@@ -51,7 +56,7 @@ class Signals(Service):
         return await self._decide_loaded(
             id,
             lambda found: rules.needs_to_deliver(found, wanted, claims),
-            rules.deliver,
+            rules.deliver_hidden if hidden else rules.deliver,
             wanted,
             credential,
         )
@@ -129,6 +134,20 @@ class Signals(Service):
         return await self._decide_loaded(
             id, lambda found: rules.needs_to_deliver(found, wanted), channel.decide_at, wanted
         )
+
+    async def look(self, id: str, waitpoint: UUID, token: Token | str | None) -> AskedDecision:
+        """What the holder of a token is asked to decide. It uses the token up in no way. An unknown
+        run or waitpoint and a wrong token get the same answer."""
+        target, claims = parse_uuid(waitpoint, "waitpoint"), peek(token)
+        kid = token.kid if isinstance(token, Token) else _kid(token)
+        credential = Credential(await self._context.ring.for_token(kid), token)
+        snapshot = await self._load(id)
+        needs = rules.needs_to_look(snapshot, target, claims)
+        if snapshot is None or needs is None:
+            raise InvalidToken(NOT_VALID)
+        (loaded,) = await self._context.store.load_needs([needs])
+        row, verified = rules.check_token(loaded, self._now(), target, credential)
+        return asked_decision(snapshot, row, verified)
 
     async def revoke(self, id: str, waitpoint: UUID, token: Token | str | None = None) -> None:
         """Revokes a bound token; without one, every token of the waitpoint issued so far."""

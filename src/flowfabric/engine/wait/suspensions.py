@@ -81,6 +81,7 @@ class SuspendedExecution(Struct, frozen=True):
     since: Millis
     reason: str
     due_at: Millis | None
+    kind: str = ""
 
 
 class Suspensions(Service):
@@ -501,6 +502,7 @@ def _suspended(snapshot: Snapshot) -> SuspendedExecution:
         since=state.since,
         reason=state.reason,
         due_at=state.due_at,
+        kind=snapshot.execution.kind,
     )
 
 

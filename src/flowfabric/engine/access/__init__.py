@@ -1,0 +1,1 @@
+"""Operations on access: tokens, the acting identity, audit records."""

@@ -1,0 +1,102 @@
+"""What an engine does, for those who measure it. Costs one comparison where nothing is measured.
+
+There is one observer per process, as there is one set of metrics: batches, sweeps and heartbeats
+belong to the process, and all engines of it are measured together.
+"""
+
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any, TypeVar
+
+from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.model import Snapshot
+
+T = TypeVar("T")
+
+
+class Observer:
+    """Is called after the fact, sometimes from other threads, and must not raise or wait. A
+    measurement overrides what it needs."""
+
+    def flushed(self, batch: str, size: int, seconds: float) -> None:
+        """So many calls of one kind have shared a write or read."""
+
+    def created(self, snapshots: Sequence[Snapshot]) -> None:
+        """These executions were submitted."""
+
+    def applied(self, changes: Sequence[Change[Any]]) -> None:
+        """These changes were committed."""
+
+    def claimed(self, lanes: Sequence[str], snapshots: Sequence[Snapshot], seconds: float) -> None:
+        """A claim for these lanes (none: all of them) has taken these executions."""
+
+    def renewed(self, kept: int, lost: int) -> None:
+        """So many leases were renewed, and so many could not be."""
+
+    def swept(self, part: str, seconds: float) -> None:
+        """One part of the sweep was done."""
+
+    def refused_by_budget(self, dimension: str) -> None:
+        """An execution has to wait, because a budget has none of this left."""
+
+    def refused_by_quota(self, reason: str) -> None:
+        """Executions have to wait for a quota: for its "rate" or its "concurrency"."""
+
+    def cancelled_siblings(self, reason: str, answers: Sequence[str]) -> None:
+        """A join that has fired cancelled the upstreams that were left; how each answered."""
+
+    def resolved_flows(self, count: int) -> None:
+        """The sweep has resolved so many flows that were left behind."""
+
+    def at_capacity(self) -> None:
+        """A worker has no slot for more work."""
+
+    def shutdown_timed_out(self) -> None:
+        """A server or worker has stopped before its work had ended."""
+
+    def requested(self, method: str, path: str | None, status: int, seconds: float) -> None:
+        """A server has answered a request of this route; None if there is no such route."""
+
+    def following(self, kind: str, change: int) -> None:
+        """One more (1) or one less (-1) client follows something, as "stream" or "sse"."""
+
+
+class _Current:
+    observer: Observer | None = None
+
+
+def watching() -> Observer | None:
+    """The observer of this process; None if nothing is measured."""
+    return _Current.observer
+
+
+def watch(observer: Observer | None) -> None:
+    """From now on this observer is told; None ends it."""
+    _Current.observer = observer
+
+
+@contextmanager
+def followed(kind: str) -> Iterator[None]:
+    """A client follows something while the block runs."""
+    seen = watching()
+    if seen is None:
+        yield
+        return
+    seen.following(kind, 1)
+    try:
+        yield
+    finally:
+        seen.following(kind, -1)
+
+
+async def timed(part: str, work: Awaitable[T]) -> T:
+    """Does one part of the sweep and says how long it took."""
+    seen = watching()
+    if seen is None:
+        return await work
+    began = monotonic()
+    try:
+        return await work
+    finally:
+        seen.swept(part, monotonic() - began)
