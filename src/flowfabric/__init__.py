@@ -7,6 +7,7 @@ from flowfabric.core.base.errors import (
     BudgetExceeded,
     Contention,
     FlowFabricError,
+    Forbidden,
     Invalid,
     InvalidGraph,
     LeaseLost,
@@ -37,11 +38,13 @@ from flowfabric.worker.api.described import RunDescription
 from flowfabric.worker.api.history import RunAttempt, RunEvent
 from flowfabric.worker.api.hooks import AttemptEnd, Invocation, NextCall, SyncNextCall
 from flowfabric.worker.api.listing import RunSummary
+from flowfabric.worker.api.output import RunFrame
 from flowfabric.worker.api.race import Winner
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.sync import SyncContext
 from flowfabric.worker.api.task import Task
 from flowfabric.worker.api.waits import Approval, Callback, Received
+from flowfabric.worker.api.webhooks import verify_webhook
 from flowfabric.worker.errors import (
     Cancelled,
     Fail,
@@ -84,6 +87,7 @@ __all__ = [
     "FlowFabricError",
     "FlowFailed",
     "FlowState",
+    "Forbidden",
     "Invalid",
     "InvalidGraph",
     "Invocation",
@@ -109,6 +113,7 @@ __all__ = [
     "RunEvent",
     "RunExpired",
     "RunFailed",
+    "RunFrame",
     "RunId",
     "RunSkipped",
     "RunSummary",
@@ -131,4 +136,5 @@ __all__ = [
     "Worker",
     "WorkerOptions",
     "open_store",
+    "verify_webhook",
 ]

@@ -24,10 +24,12 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.text import MAX_KEY, check_kind, check_namespace, check_text
 from flowfabric.core.execution.versions import check_version
+from flowfabric.core.execution.webhook import KIND
 from flowfabric.engine.context import EngineOptions
 from flowfabric.engine.engine import Engine
+from flowfabric.remote.connection import is_server
+from flowfabric.remote.engine import NO_TRANSACTIONS, RemoteEngine, RemoteLeases
 from flowfabric.store.clock import Clock, SystemClock
-from flowfabric.store.contract import Store
 from flowfabric.store.open import open_store
 from flowfabric.worker.api.backoff import Backoff, Exponential
 from flowfabric.worker.api.client import Client
@@ -38,6 +40,7 @@ from flowfabric.worker.api.deployment import (
     check_options,
     check_worker_options,
 )
+from flowfabric.worker.api.events import EventsApi, SubscriptionsApi
 from flowfabric.worker.api.flow import FlowBuilder, flow_id
 from flowfabric.worker.api.hooks import AsyncMiddleware, EndHook, SyncMiddleware
 from flowfabric.worker.api.ids import find_id
@@ -57,11 +60,14 @@ from flowfabric.worker.api.signals import SignalsApi
 from flowfabric.worker.api.sync import SyncContext
 from flowfabric.worker.api.task import Task, beside, check_function, handler_at, oldest_first
 from flowfabric.worker.api.transactions import TransactionalClient
+from flowfabric.worker.api.webhooks import WebhooksApi
+from flowfabric.worker.run.heartbeat import LeaseKeeper
 from flowfabric.worker.run.hooks import Hooks
 from flowfabric.worker.run.lifespan import check_lifespan
 from flowfabric.worker.run.loop import Worker
 from flowfabric.worker.run.options import WorkerSettings
 from flowfabric.worker.run.steps import StepFunction, StepOptions
+from flowfabric.worker.webhooks import webhook_task, with_webhooks
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,6 +78,7 @@ L = TypeVar("L", bound=LifespanFunction)
 Span = str | float | timedelta
 
 URL_VARIABLE = "FLOWFABRIC_URL"
+TOKEN_VARIABLE = "FLOWFABRIC_TOKEN"  # noqa: S105 - its name, not its value
 SECRET_VARIABLE = "FLOWFABRIC_WAITPOINT_SECRET"  # noqa: S105 - its name, not its value
 
 
@@ -97,13 +104,14 @@ class TaskDecorator:
 class Fabric:
     """The tasks of an application and the store that keeps their runs.
 
-    The URL names the store: `sqlite:///work.db`, `sqlite://:memory:` or `postgresql://…`. Without
-    one, the environment variable FLOWFABRIC_URL is used. Nothing else depends on the store.
+    The URL names the store: `sqlite:///work.db`, `sqlite://:memory:` or `postgresql://…`; or a
+    server in front of it: `https://host:9090`, with a `token` (or FLOWFABRIC_TOKEN). Without a URL,
+    the environment variable FLOWFABRIC_URL is used. Nothing else depends on the store.
 
-    `schedules`, `lanes`, `workers`, `quotas`, `budgets` and `flows` list, get and change what there
-    is; `runs` lists runs. The methods about signals, approvals and waitpoints are those of
-    `SignalsApi`, those about quotas and budgets of `LimitsApi`. A method with `_sync` does the same
-    for code without an event loop.
+    `schedules`, `lanes`, `workers`, `quotas`, `budgets`, `flows`, `subscriptions` and `webhooks`
+    list, get and change what there is; `runs` lists runs, `events` follows what happens. The
+    methods about signals, approvals and waitpoints are those of `SignalsApi`, those about quotas
+    and budgets of `LimitsApi`. A method with `_sync` does the same for code without an event loop.
     """
 
     def __init__(
@@ -113,12 +121,12 @@ class Fabric:
         options: EngineOptions | None = None,
         clock: Clock | None = None,
         lifespan: LifespanFunction | None = None,
+        token: str | None = None,
     ) -> None:
-        self.url = _url(url)
+        self.url, self._token = _url(url), _token(token)
         self.tasks: dict[str, Task[Any, Any]] = {}
         self._hooks = Hooks(None if lifespan is None else partial(check_lifespan(lifespan), self))
-        self._options = _with_secret(options)
-        self._clock = clock
+        self._options, self._clock = _with_secret(options), clock
         self._engine: Engine | None = None
         self._lender: Callable[[], Awaitable[Engine]] | None = None
         self._opening: asyncio.Lock | None = None
@@ -129,13 +137,12 @@ class Fabric:
             self.engine, self.block_on, TransactionalClient(clock or SystemClock(), self._identity)
         )
         self.schedules = SchedulesApi(client, self.tasks)
-        signals = SignalsApi(client)
+        signals, limits = SignalsApi(client), LimitsApi(client)
         self.signal, self.signal_sync = signals.signal, signals.signal_sync
         self.approve, self.approve_sync = signals.approve, signals.approve_sync
         self.reject, self.reject_sync = signals.reject, signals.reject_sync
         self.waitpoints, self.waitpoints_sync = signals.waitpoints, signals.waitpoints_sync
         self.waitpoint_token, self.revoke_tokens = signals.waitpoint_token, signals.revoke_tokens
-        limits = LimitsApi(client)
         self.quota, self.quota_sync = limits.quota, limits.quota_sync
         self.budget, self.budget_sync = limits.budget, limits.budget_sync
         self.quota_status, self.budget_status = limits.quota_status, limits.budget_status
@@ -146,13 +153,15 @@ class Fabric:
         )
         self.reset_budget, self.reset_budget_sync = limits.reset_budget, limits.reset_budget_sync
         listing = RunsApi(client, self.tasks)
-        self.runs, self.runs_sync = listing.runs, listing.runs_sync
-        self.lanes, self.workers, self.flows = (
-            LanesApi(client),
-            WorkersApi(client),
-            StoredFlowsApi(client),
+        self.runs, self.runs_sync, self.events = (
+            listing.runs,
+            listing.runs_sync,
+            EventsApi(client).events,
         )
+        self.lanes, self.workers = LanesApi(client), WorkersApi(client)
+        self.flows = StoredFlowsApi(client)
         self.quotas, self.budgets = QuotasApi(client, limits), BudgetsApi(client, limits)
+        self.subscriptions, self.webhooks = SubscriptionsApi(client), WebhooksApi(client)
 
     # -- tasks
 
@@ -338,7 +347,14 @@ class Fabric:
             for task in oldest_first(newest):  # the newest decides about the limits they share
                 await task.declare(engine)
         chosen = WorkerOptions() if options is None else check_worker_options(options)
-        return Worker(engine, self.tasks, chosen, self._heartbeat_store, self._hooks)
+        tasks: Mapping[str, Task[Any, Any]] = self.tasks
+        if chosen.webhooks:
+            if is_server(self.url):
+                raise Invalid(
+                    "webhooks are delivered by the server, or by a worker on the database"
+                )
+            tasks, chosen = {**tasks, KIND: webhook_task(self._client)}, with_webhooks(chosen)
+        return Worker(engine, tasks, chosen, self._heartbeat_leases, self._hooks)
 
     async def run_worker(self, options: WorkerSettings | None = None) -> None:
         """Runs a worker until SIGTERM or SIGINT."""
@@ -360,11 +376,15 @@ class Fabric:
         async with self._opening:
             if self._engine is None:
                 self._engine = await self._open()
+                self._engine.use_traces(self._client.transactions.traces)
         return self._engine
 
     async def _open(self) -> Engine:
         if self._lender is not None:
             return await self._lender()
+        if is_server(self.url):
+            remote = await RemoteEngine.open(self.url, self._token, self._clock)
+            return remote.as_engine()
         store = await open_store(self.url, clock=self._clock)
         try:
             return await Engine.open(store, options=self._options)
@@ -373,7 +393,10 @@ class Fabric:
             raise
 
     def _identity(self) -> str | None:
-        """The name of the database that keeps the runs, if the engine is open."""
+        """The name of the database that keeps the runs, if the engine is open. Through a server
+        there is none that a transaction could be in (Invalid)."""
+        if is_server(self.url) and self._lender is None:
+            raise Invalid(NO_TRANSACTIONS)
         return None if self._engine is None else self._engine.identity
 
     async def close(self) -> None:
@@ -427,8 +450,11 @@ class Fabric:
             self._portal.stop()
             self._portal = None
 
-    async def _heartbeat_store(self) -> Store:
+    async def _heartbeat_leases(self) -> LeaseKeeper:
         engine = self._engine
+        if is_server(self.url) and self._lender is None:
+            clock = self._clock if engine is None else engine.clock  # followed already
+            return await RemoteLeases.open(self.url, self._token, clock)
         if engine is not None and engine.store.name == "sqlite":
             return engine.store  # its writer thread serves every loop
         clock = self._clock if engine is None else engine.store.clock  # followed already
@@ -443,6 +469,13 @@ def _url(given: str | None) -> str:
     if not url:
         raise Invalid(f"no store: give Fabric a URL or set {URL_VARIABLE}")
     return url
+
+
+def _token(given: str | None) -> str | None:
+    """The token for a server, given or from the environment."""
+    if given is not None:
+        check_text(given, "the token")
+    return given or os.environ.get(TOKEN_VARIABLE) or None
 
 
 def _with_secret(options: EngineOptions | None) -> EngineOptions:

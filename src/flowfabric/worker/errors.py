@@ -26,6 +26,15 @@ class Retry(Exception):
         self.after: Millis | None = None if after is None else parse_span(after, "retry")
 
 
+class Postpone(Exception):
+    """Unwinds a built-in handler that can do nothing for a while: the same attempt goes on then,
+    and no retry is used."""
+
+    def __init__(self, span: timedelta) -> None:
+        super().__init__(f"postponed by {span}")
+        self.delay: Millis = parse_span(span, "delay")
+
+
 class Cancelled(asyncio.CancelledError):
     """Raised in the handler of a run that is being cancelled, if its task asked for a clean-up:
     once, where it waits or at its next call of the context. Catch it, clean up, and raise it again;

@@ -377,7 +377,7 @@ def _client(scope: CallScope) -> Client:
     def block_on(work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
-    return Client(lend, block_on, TransactionalClient(engine.store.clock, lambda: engine.identity))
+    return Client(lend, block_on, TransactionalClient(engine.clock, lambda: engine.identity))
 
 
 async def _nothing() -> None:

@@ -19,6 +19,7 @@ from flowfabric.core.execution.versions import version_of
 from flowfabric.worker.api.children import FlowsApi
 from flowfabric.worker.api.cleanup import CleanupApi
 from flowfabric.worker.api.concurrency import Concurrency
+from flowfabric.worker.api.emit import OutputApi
 from flowfabric.worker.api.race import RaceApi
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.spend import SpendApi
@@ -40,7 +41,8 @@ Span = str | float | timedelta
 
 class RunInfo(Struct, frozen=True):
     """Facts about the run. `attempt` counts from 1; `first` is False after a retry. `version` is
-    that of the task, if the run is pinned to it."""
+    that of the task, if the run is pinned to it. `trace` is the W3C trace context that it was
+    submitted in."""
 
     id: RunId
     task: str
@@ -52,6 +54,7 @@ class RunInfo(Struct, frozen=True):
     created_at: datetime
     deadline_at: datetime | None
     version: str | None = None
+    trace: str | None = None
 
     @property
     def first(self) -> bool:
@@ -69,7 +72,8 @@ class Context:
     `gather` is that of `Concurrency`, `race` and its other name `first_of` those of `RaceApi`,
     `compensate` and `shield` those of `CleanupApi`. The methods that wait (`wait_for_signal`,
     `wait_for_any`, `wait_for_all`, `approval`, `request_approval`, `callback`) are those of
-    `WaitsApi`, `flow` and `map` those of `FlowsApi`, `spend` and `reserve` those of `SpendApi`.
+    `WaitsApi`, `flow` and `map` those of `FlowsApi`, `spend` and `reserve` those of `SpendApi`,
+    `emit` that of `OutputApi`.
     """
 
     def __init__(self, scope: CallScope) -> None:
@@ -94,6 +98,7 @@ class Context:
         spending = SpendApi(scope, waits)
         self.spend = spending.spend
         self.reserve = spending.reserve
+        self.emit = OutputApi(scope).emit
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if not name.startswith("_")]
@@ -299,4 +304,5 @@ def run_info(snapshot: Snapshot) -> RunInfo:
         created_at=to_datetime(execution.created_at),
         deadline_at=None if deadline is None else to_datetime(deadline),
         version=version_of(execution.route),
+        trace=execution.facts.trace,
     )

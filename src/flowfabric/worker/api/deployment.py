@@ -9,6 +9,7 @@ from msgspec.structs import force_setattr
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.numbers import check_kind_of
 from flowfabric.core.base.time import optional_timedelta, parse_span, to_timedelta
+from flowfabric.core.execution.frame import MAX_FRAME
 from flowfabric.core.execution.lease import DEFAULT_TTL, MAX_TTL
 from flowfabric.engine.context import EngineOptions
 from flowfabric.worker.run.options import WorkerSettings
@@ -25,7 +26,8 @@ class Options(EngineOptions, frozen=True, kw_only=True):
     waitpoint tokens; without one the engine makes its own when it first needs one, unless
     `make_keys` is False. With `aging` a run that waits that long is worth one more point of
     priority, so that urgent work cannot keep other work waiting for ever; without it priority
-    always comes first.
+    always comes first. `max_frame` is how many bytes a frame of the output of a run may have,
+    `stream_readers` how many readers of output one process serves at the same time.
     """
 
     retention: timedelta = timedelta(days=7)
@@ -42,6 +44,8 @@ class Options(EngineOptions, frozen=True, kw_only=True):
             reclaim_grace: Span = 0,
             waitpoint_secret: str | None = None,
             make_keys: bool = True,
+            max_frame: int = MAX_FRAME,
+            stream_readers: int = 10_000,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -63,7 +67,8 @@ class WorkerOptions(WorkerSettings, frozen=True, kw_only=True):
     without any; they may have weights: `{"fast": 3, "slow": 1}`. `ttl` is the length of a lease: a
     worker that died is noticed after that time. `drain` is how long a stopping worker waits for its
     runs before it hands them back; a process that a signal has asked to stop ends at most eight
-    seconds later. Spans are "30s", seconds or timedeltas, and are read as timedeltas.
+    seconds later. With `webhooks` it delivers the webhooks as well, also if it serves certain lanes
+    only. Spans are "30s", seconds or timedeltas, and are read as timedeltas.
     """
 
     ttl: timedelta = to_timedelta(DEFAULT_TTL)
@@ -84,6 +89,7 @@ class WorkerOptions(WorkerSettings, frozen=True, kw_only=True):
             ttl: Span = ...,
             drain: Span = 20,
             heartbeat: bool = True,
+            webhooks: bool = False,
         ) -> None: ...
 
     def __post_init__(self) -> None:

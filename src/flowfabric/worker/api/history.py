@@ -9,6 +9,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
+from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.ids import RunId, without_tags
 from flowfabric.core.base.time import Millis, optional_datetime, to_datetime
 from flowfabric.core.execution.event import EventKind, StoredEvent
@@ -72,6 +73,8 @@ class RunEvent(Struct, frozen=True, kw_only=True):
 
 
 def run_event(event: StoredEvent) -> RunEvent:
+    if event.id is None:
+        raise Invalid("an event of the worker registry belongs to no run")
     return RunEvent(
         seq=event.seq,
         id=RunId(event.id),

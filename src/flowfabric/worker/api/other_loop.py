@@ -34,7 +34,7 @@ class CarriedService:
         value = getattr(self._target, name)
         if inspect.isroutine(value):
             return partial(self._call, value)
-        of_engine = type(value).__module__.startswith("flowfabric.engine.")
+        of_engine = type(value).__module__.startswith(("flowfabric.engine.", "flowfabric.remote."))
         return CarriedService(value, self._loop) if of_engine else value
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

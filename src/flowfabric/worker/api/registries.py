@@ -114,7 +114,7 @@ class LanesApi:
     async def list(self, *, limit: int | None = None) -> list[LaneInfo]:
         """The lanes that runs were submitted to, by name."""
         lanes = (await self._client.engine()).lanes
-        names = await _all(
+        names = await all_pages(
             lambda after, size: lanes.list(after=after, limit=size), lambda name: name, limit
         )
         known = await lanes.settings()
@@ -179,7 +179,7 @@ class WorkersApi:
                 limit=size,
             )
 
-        found = await _all(page, lambda entry: entry.key, limit)
+        found = await all_pages(page, lambda entry: entry.key, limit)
         return [worker_info(entry, engine.now()) for entry in found]
 
     list_sync, get_sync, delete_sync = blocking(list), blocking(get), blocking(delete)
@@ -202,7 +202,7 @@ def _set(
     return set
 
 
-async def _all(
+async def all_pages(
     fetch: Callable[[K | None, int], Awaitable[Sequence[T]]],
     cursor: Callable[[T], K],
     limit: int | None,
@@ -285,7 +285,7 @@ class QuotasApi:
     async def list(self, *, limit: int | None = None) -> list[QuotaInfo]:
         """Quotas by name."""
         quotas = (await self._client.engine()).quotas
-        found = await _all(
+        found = await all_pages(
             lambda after, size: quotas.list(after=after or "", limit=size),
             lambda quota: quota.name,
             limit,
@@ -325,7 +325,7 @@ class BudgetsApi:
     async def list(self, *, limit: int | None = None) -> list[BudgetInfo]:
         """Budgets by name."""
         budgets = (await self._client.engine()).budgets
-        found = await _all(
+        found = await all_pages(
             lambda after, size: budgets.list(after=after or "", limit=size),
             lambda budget: budget.name,
             limit,
@@ -389,7 +389,7 @@ class StoredFlowsApi:
                 newest_first=True,
             )
 
-        found = await _all(page, lambda flow: (flow.created_at, flow.id), limit)
+        found = await all_pages(page, lambda flow: (flow.created_at, flow.id), limit)
         return [flow_info(flow) for flow in found]
 
     list_sync, get_sync, cancel_sync = blocking(list), blocking(get), blocking(cancel)

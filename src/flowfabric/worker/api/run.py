@@ -22,6 +22,7 @@ from flowfabric.worker.api.client import Client
 from flowfabric.worker.api.described import RunCancel, RunDescription, describe_run
 from flowfabric.worker.api.explained import RunExplanation, explain_run
 from flowfabric.worker.api.history import RunAttempt, RunEvent, run_attempt, run_event
+from flowfabric.worker.api.output import RunFrame, follow_output, summary_of
 from flowfabric.worker.codec import decode, encode
 from flowfabric.worker.errors import (
     ResultTimeout,
@@ -195,14 +196,49 @@ class Run(Generic[R_co]):
 
     def follow_sync(self) -> Generator[RunEvent, None, None]:
         """The events of the run as they happen, for a plain `for`; it waits between them."""
-        block, events = self._client.block_on, self.follow()
-        try:
-            while (event := block(_next(events))) is not None:
-                yield event
-        finally:
-            block(events.aclose())
+        return self._each(self.follow())
+
+    async def stream(
+        self,
+        *,
+        after: str | None = None,
+        attempt: int | None = None,
+        follow: bool = True,
+        best_effort: bool = True,
+    ) -> AsyncGenerator[RunFrame, None]:
+        """What the run emits (`ctx.emit`), in order: of all attempts one after the other, or of
+        one, which are counted from 1. It goes on until the run has ended, or until the one attempt
+        has; without `follow` it stops at what there is now.
+
+        Continue with the `cursor` of the last frame as `after`. Without `best_effort`, frames of
+        that mode are left out."""
+        engine = await self._client.engine()
+        frames = follow_output(
+            engine, self.id, after=after, attempt=attempt, follow=follow, best_effort=best_effort
+        )
+        async for frame in frames:
+            yield frame
+
+    def stream_sync(
+        self,
+        *,
+        after: str | None = None,
+        attempt: int | None = None,
+        follow: bool = True,
+        best_effort: bool = True,
+    ) -> Generator[RunFrame, None, None]:
+        """As `stream`, for a plain `for`; it waits between the frames."""
+        return self._each(
+            self.stream(after=after, attempt=attempt, follow=follow, best_effort=best_effort)
+        )
+
+    async def summary(self, attempt: int | None = None) -> Any:
+        """What the summary frames of an attempt (counted from 1; by default the last that has any)
+        add up to; None if there are none."""
+        return await summary_of(await self._client.engine(), self.id, attempt)
 
     result_sync = blocking(result)
+    summary_sync = blocking(summary)
     state_sync = blocking(state)
     state_value_sync = blocking(state_value)
     describe_sync = blocking(describe)
@@ -212,6 +248,14 @@ class Run(Generic[R_co]):
     cancel_sync = blocking(cancel)
     replay_sync = blocking(replay)
     fork_sync = blocking(fork)
+
+    def _each(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+        block = self._client.block_on
+        try:
+            while (item := block(_next(items))) is not None:
+                yield item
+        finally:
+            block(items.aclose())
 
     def _blocking(self) -> tuple[Any, Block]:
         return self, self._client.block_on
@@ -233,8 +277,8 @@ class Run(Generic[R_co]):
                 raise RunSkipped(self.id, "")
 
 
-async def _next(events: AsyncGenerator[RunEvent, None]) -> RunEvent | None:
-    return await anext(events, None)
+async def _next(items: AsyncGenerator[T, None]) -> T | None:
+    return await anext(items, None)
 
 
 def _payload(arguments: Mapping[str, object]) -> bytes:

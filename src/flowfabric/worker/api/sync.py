@@ -25,6 +25,7 @@ from flowfabric.worker.api.blocking import (
 )
 from flowfabric.worker.api.children import FlowsApi, SubFlow
 from flowfabric.worker.api.context import Context, RunInfo
+from flowfabric.worker.api.emit import OutputApi
 from flowfabric.worker.api.race import Winner, drop
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.spend import Reserve, SpendApi
@@ -109,6 +110,7 @@ class SyncContext(BlockingProxy[Context]):
     flow = blocking_as(SyncFlow, FlowsApi.flow)
     spend = blocking(SpendApi.spend)
     reserve = blocking_as(SyncReserve, SpendApi.reserve)
+    emit = blocking(OutputApi.emit)
 
     def __init__(self, context: Context) -> None:
         super().__init__(context, _block_in(context._scope))

@@ -4,6 +4,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from uuid import UUID
 
+from msgspec.structs import replace
+
 from flowfabric.core.base.errors import Invalid, LeaseExpired, StaleLease
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.text import MAX_RESULT, check_bytes
@@ -13,6 +15,7 @@ from flowfabric.core.execution.lease import enter, present
 from flowfabric.core.execution.model import Ended, Flags, Lease, Outcome, Snapshot
 from flowfabric.core.execution.submission import Creation, Submission, create
 from flowfabric.engine.commit.ids import Ids
+from flowfabric.engine.commit.trace import Traces
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.execution.inbox import write_options
@@ -39,6 +42,8 @@ class TransactionalClient:
     def __init__(self, clock: Clock, identity: Callable[[], str | None]) -> None:
         self._clock = clock
         self._identity = identity
+        self.traces = Traces()
+        """Shared with the engine: both submit."""
         self._ids = Ids()
 
     def fresh(self) -> UUID:
@@ -61,13 +66,14 @@ class TransactionalClient:
         if submission.id is not None:
             raise Invalid("in a transaction a run is named by a key, not by an id")
         now = self.now()
-        return create(submission, self._ids.fresh(now), now)
+        return self.traces.traced(create(submission, self._ids.fresh(now), now))
 
 
 async def _arrive(
     connection: Any, submission: Submission, creation: Creation
 ) -> tuple[ExecutionId, bool]:
     execution = creation.snapshot.execution
+    submission = replace(submission, trace=execution.facts.trace)
     arrival = InboxEntry(
         execution.uuid,
         execution.created_at,
@@ -107,7 +113,7 @@ class Completion:
     async def current(self) -> Snapshot:
         """The stored run, if this claim still owns it: a renewal may have raised its version."""
         uuid = self._claim.uuid
-        snapshot = present((await self._engine.store.load([uuid])).get(uuid), self._claim.id)
+        snapshot = present((await self._engine.views.load([uuid])).get(uuid), self._claim.id)
         if isinstance(enter(snapshot, self._engine.now(), self._claim.owner), Change):
             raise LeaseExpired("the lease ran out")
         return snapshot

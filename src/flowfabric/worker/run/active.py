@@ -17,6 +17,11 @@ from flowfabric.worker.run.steps import Work
 def _nothing() -> None: ...
 
 
+def fields_of(claim: Claim) -> dict[str, object]:
+    """What records of the log carry about a claimed run."""
+    return {"run": str(claim.uuid), "task": claim.kind, "attempt": claim.attempt + 1}
+
+
 class ActiveRun:
     """One execution that a worker runs: its claim, and why it was stopped, if it was."""
 
@@ -85,11 +90,7 @@ class ActiveRun:
     @property
     def fields(self) -> dict[str, object]:
         """What records of the log carry about this run."""
-        return {
-            "run": str(self.claim.uuid),
-            "task": self.claim.kind,
-            "attempt": self.claim.attempt + 1,
-        }
+        return fields_of(self.claim)
 
     @property
     def error(self) -> Exception | None:

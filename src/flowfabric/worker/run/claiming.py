@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from flowfabric.core.base.errors import FlowFabricError, Invalid
 from flowfabric.core.execution.model import WorkerIdentity
+from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.execution.claims import MAX_CLAIM, Claim, hinted_by
+from flowfabric.engine.execution.claims import MAX_CLAIM, Claim
 from flowfabric.store.queries import Suspects
 from flowfabric.worker.run.options import WorkerSettings
 from flowfabric.worker.run.probation import ProbationWard
@@ -59,9 +60,11 @@ class Claimer:
         while not self._stopping.is_set():
             self._freed.clear()
             if not self._can_claim:
+                if (seen := watching()) is not None:
+                    seen.at_capacity()
                 await self._freed.wait()
                 continue
-            self._seen, self._more = self._engine.store.hints.count, False
+            self._seen, self._more = self._engine.hints.count, False
             try:
                 await claim()
             except Invalid:
@@ -83,12 +86,12 @@ class Claimer:
     async def claim(self, launch: Launch) -> int:
         """Starts a suspect if it is the turn of one, otherwise as many runs as there are slots for.
         A worker with nothing else to do takes suspects out of turn."""
-        store = self._engine.store
-        asked = self._ward.has_turn and store.suspects_seen
+        engine = self._engine
+        asked = self._ward.has_turn and engine.suspects_seen
         if asked and await self._claim_suspect(launch):
             return 1
         count = await self._claim_others(launch)
-        if count or asked or not self._ward.idle or not store.suspects_seen:
+        if count or asked or not self._ward.idle or not engine.suspects_seen:
             return count
         return await self._claim_suspect(launch)
 
@@ -138,8 +141,7 @@ class Claimer:
         events = [self._stopping, self._freed] if self._slots.limited else [self._stopping]
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(e.wait()) for e in events]
         if seconds is None:
-            store = self._engine.store
-            hint = store.hints.wait(REST, self._seen, hinted_by(store))
+            hint = self._engine.hints.wait(REST, self._seen, self._engine.hinted_by())
             waits.append(asyncio.ensure_future(hint))
         try:
             await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -19,8 +19,8 @@ from flowfabric.worker.api.context import run_info
 from flowfabric.worker.api.hooks import AttemptEnd
 from flowfabric.worker.api.task import Mode, Task
 from flowfabric.worker.codec import Undecodable, encode
-from flowfabric.worker.errors import DRAIN, LOST, StepsChanged
-from flowfabric.worker.run.active import ActiveRun
+from flowfabric.worker.errors import DRAIN, LOST, Postpone, StepsChanged
+from flowfabric.worker.run.active import ActiveRun, fields_of
 from flowfabric.worker.run.arguments import fill_in
 from flowfabric.worker.run.calling import AttemptTimedOut, HandlerCalls, decode_result
 from flowfabric.worker.run.cancelling import CancelNotice
@@ -159,7 +159,7 @@ class Executor:
     async def _ended_by_others(self, active: ActiveRun) -> Reported | None:
         """How the run was ended while its handler ran here, such as by a cancel."""
         try:
-            found = await self._engine.store.load([active.claim.uuid])
+            found = await self._engine.views.load([active.claim.uuid])
         except FlowFabricError:
             return None  # the store is away; the process that ended the run knows
         return ended_by_others(active.claim, found.get(active.claim.uuid))
@@ -303,6 +303,7 @@ class Executor:
             changed.detail,
             claim.kind,
             claim.uuid,
+            extra=fields_of(claim),
         )
         mismatch = Mismatch(
             message=storable(changed.detail[:MAX_MESSAGE]),
@@ -331,6 +332,8 @@ class Executor:
             return self._stopped(active)
         if isinstance(error, AttemptTimedOut):
             return timing_out(claim)
+        if isinstance(error, Postpone):
+            return leaving(claim, error.delay)
         if (changed := _steps_changed(active, error)) is not None and active.handler is not None:
             return self._blocked(claim, active.handler, changed)
         if isinstance(error, ProcessDied):
@@ -353,7 +356,12 @@ class Executor:
 
 
 def _unknown(claim: Claim) -> Report:
-    log.warning("no task is named %r here; %s is left to another worker", claim.kind, claim.uuid)
+    log.warning(
+        "no task is named %r here; %s is left to another worker",
+        claim.kind,
+        claim.uuid,
+        extra=fields_of(claim),
+    )
     return leaving(claim)
 
 

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from msgspec import Struct
@@ -21,8 +21,9 @@ from msgspec import Struct
 from flowfabric.core.base.errors import Corruption, FlowFabricError, Locked, Unavailable
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Active, Ended, Snapshot
+from flowfabric.engine.commit.observer import watching
 from flowfabric.store.clock import Clock
-from flowfabric.store.contract import MAX_BATCH, Store
+from flowfabric.store.contract import MAX_BATCH
 from flowfabric.store.queries import Renewal
 from flowfabric.store.readable import load_each, load_readable
 from flowfabric.worker.run.cancelling import CancelNotice
@@ -38,10 +39,23 @@ LOOK_EVERY = 1.0
 """Seconds between two looks at a lease, so that the handler of a cancelled run stops soon."""
 
 
-class _Lent(Struct):
-    """The store of the worker's loop, seen from the heartbeat's thread."""
+class LeaseKeeper(Protocol):
+    """What a heartbeat renews leases with: a store, or a server in front of one."""
 
-    store: Store
+    @property
+    def clock(self) -> Clock: ...
+
+    async def renew(self, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]: ...
+
+    async def load(self, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]: ...
+
+    async def close(self) -> None: ...
+
+
+class _Lent(Struct):
+    """What the worker's loop uses, seen from the heartbeat's thread."""
+
+    store: LeaseKeeper
     loop: asyncio.AbstractEventLoop
     timeout: float
 
@@ -62,26 +76,25 @@ class _Lent(Struct):
 
 class Heartbeat:
     """Renews every third of the lease. A lease that is gone, or that could not be renewed until a
-    sixth before its end, is reported as lost in the worker's loop. `spare` is the store of the
-    worker's loop: it renews where the heartbeat's own cannot be reached."""
+    sixth before its end, is reported as lost in the worker's loop. `spare` is what the worker's
+    loop uses: it renews where the heartbeat's own cannot be reached. If both are one, it is not the
+    heartbeat that closes it."""
 
     def __init__(
         self,
-        store: Callable[[], Awaitable[Store]],
+        store: Callable[[], Awaitable[LeaseKeeper]],
         *,
         ttl: Millis,
         on_lost: Callable[[Key, Loss], None],
         on_cancelled: Callable[[Key, CancelNotice], None],
-        owns_store: bool,
-        spare: Store | None = None,
+        spare: LeaseKeeper,
     ) -> None:
         self._open = store
         self._spare = spare
-        self._owns_store = owns_store
         self._ttl = ttl / 1000
         self._on_lost = on_lost
         self._on_cancelled = on_cancelled
-        self._store: Store | None = None
+        self._store: LeaseKeeper | None = None
         self._held: dict[Key, WorkerLease] = {}
         self._lock = threading.Lock()
         self._resting = False
@@ -141,7 +154,7 @@ class Heartbeat:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._store is not None and self._owns_store:
+        if self._store is not None and self._store is not self._spare:
             with suppress(FlowFabricError):
                 await self._store.close()
 
@@ -176,7 +189,7 @@ class Heartbeat:
         await self._needed.wait()
         return True
 
-    async def _reached(self) -> Store:
+    async def _reached(self) -> LeaseKeeper:
         self._store = store = self._store or await self._open()
         return store
 
@@ -185,15 +198,15 @@ class Heartbeat:
         try:
             await self._renew(await self._reached())
         except Unavailable:
-            if self._spare is None or not self._owns_store:
+            if self._store is self._spare:
                 raise
             await self._renew(_Lent(self._spare, self._worker_loop, self._ttl / 3))
 
-    async def _renew(self, store: "Store | _Lent") -> None:
+    async def _renew(self, store: "LeaseKeeper | _Lent") -> None:
         for page in _pages([held for held in self._all() if not held.resting]):
             await self._renew_page(store, page)
 
-    async def _renew_page(self, store: "Store | _Lent", page: list[WorkerLease]) -> None:
+    async def _renew_page(self, store: "LeaseKeeper | _Lent", page: list[WorkerLease]) -> None:
         asked_at = time.monotonic()
         try:
             extended = await store.renew([held.renewal for held in page], store.clock.now())
@@ -208,18 +221,23 @@ class Heartbeat:
                 refused.append(held)
             else:
                 held.renewed(expires_at, asked_at)
+        if (seen := watching()) is not None:
+            seen.renewed(len(page) - len(refused), 0)
         if refused:
             await self._lose_refused(store, refused)
 
-    async def _lose_refused(self, store: "Store | _Lent", refused: list[WorkerLease]) -> None:
+    async def _lose_refused(self, store: "LeaseKeeper | _Lent", refused: list[WorkerLease]) -> None:
         """Asks the store which runs have ended: their leases are not lost."""
         found: dict[UUID, Snapshot] = {}
         with suppress(FlowFabricError):
             found = await load_readable(store.load, [held.renewal.uuid for held in refused])
         for held in refused:
-            self._lose(held, _loss(found.get(held.renewal.uuid), held.renewal) or Loss.GONE)
+            loss = _loss(found.get(held.renewal.uuid), held.renewal) or Loss.GONE
+            if loss is not Loss.ENDED and (seen := watching()) is not None:
+                seen.renewed(0, 1)
+            self._lose(held, loss)
 
-    async def _look(self, store: Store) -> None:
+    async def _look(self, store: LeaseKeeper) -> None:
         """Loads runs whose lease was not checked for a while: one may have been cancelled."""
         limit = time.monotonic() - LOOK_EVERY * 0.9
         due = [held for held in self._all() if held.seen_at < limit and not held.resting]

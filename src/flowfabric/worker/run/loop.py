@@ -19,18 +19,19 @@ from flowfabric.core.base.time import parse_span
 from flowfabric.core.execution.model import Start, WorkerIdentity
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.versions import version_of
+from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim, check_ttl
-from flowfabric.store.contract import Store
 from flowfabric.worker.api.task import Task, fingerprints_of, handler_at, pins_of
 from flowfabric.worker.errors import DRAIN, LOST
 from flowfabric.worker.run.active import ActiveRun
 from flowfabric.worker.run.attempt_log import log_takeover
 from flowfabric.worker.run.cancelling import CancelNotice
 from flowfabric.worker.run.claiming import Claimer
+from flowfabric.worker.run.collector import rare_collections
 from flowfabric.worker.run.executor import Executor
 from flowfabric.worker.run.exit import ExitGuard, forget
-from flowfabric.worker.run.heartbeat import Heartbeat
+from flowfabric.worker.run.heartbeat import Heartbeat, LeaseKeeper
 from flowfabric.worker.run.hooks import Hooks, WorkerHooks
 from flowfabric.worker.run.lease import Key, Loss, WorkerLease
 from flowfabric.worker.run.options import WorkerSettings
@@ -67,7 +68,7 @@ class Worker:
         engine: Engine,
         tasks: Mapping[str, Task[Any, Any]],
         options: WorkerSettings,
-        heartbeat_store: Callable[[], Awaitable[Store]] | None = None,
+        heartbeat_leases: Callable[[], Awaitable[LeaseKeeper]] | None = None,
         hooks: Hooks | None = None,
     ) -> None:
         check_kind_of(options, WorkerSettings, "options of a worker")
@@ -100,7 +101,7 @@ class Worker:
         self._stop_now = asyncio.Event()
         self._signals: list[int] = []
         self._exit: ExitGuard | None = None
-        self._heartbeat_store = heartbeat_store
+        self._heartbeat_leases = heartbeat_leases
         self._heartbeat: Heartbeat | None = None
         self._task: asyncio.Task[Any] | None = None
 
@@ -122,8 +123,9 @@ class Worker:
         registry = PresenceKeeper(self.engine, self.presence, lambda: len(self.active))
         registry.start()
         try:
-            await self._claimer.run(partial(self._claim, runtime.executor))
-            await self._drain()
+            with rare_collections():
+                await self._claimer.run(partial(self._claim, runtime.executor))
+                await self._drain()
         finally:
             self.engine.code_gate.leave(self.identity)
             await self._hand_back()
@@ -190,7 +192,7 @@ class Worker:
     async def _settle(self) -> None:
         """Waits until everything that this worker can run now is ready."""
         await self.engine.code_gate.release_to(self.presence)
-        await _settled(self.engine)
+        await self.engine.settle()
 
     @property
     def presence(self) -> Presence:
@@ -318,6 +320,8 @@ class Worker:
             await asyncio.wait(
                 {stop_now, done}, timeout=self._drain_for, return_when=asyncio.FIRST_COMPLETED
             )
+            if self.active and (seen := watching()) is not None:
+                seen.shutdown_timed_out()
         finally:
             stop_now.cancel()
             done.cancel()
@@ -360,15 +364,14 @@ class Worker:
             await asyncio.wait(jobs)
 
     def _start_heartbeat(self) -> None:
-        if not self.options.heartbeat or self._heartbeat_store is None:
+        if not self.options.heartbeat or self._heartbeat_leases is None:
             return
         self._heartbeat = Heartbeat(
-            self._heartbeat_store,
+            self._heartbeat_leases,
             ttl=self._ttl,
             on_lost=self._lost,
             on_cancelled=partial(_tell, self.active),
-            owns_store=self.engine.store.name != "sqlite",
-            spare=self.engine.store,
+            spare=self.engine.leases,
         )
         self._heartbeat.start()
 
@@ -422,13 +425,6 @@ class HandlerRuntime:
         self._processes.close()
         self._handlers.close()
         self._steps.close()
-
-
-async def _settled(engine: Engine) -> None:
-    """Waits until everything that can become ready now is ready."""
-    await engine.inbox.admit()
-    await engine.flows.drain()
-    await engine._limits.drain()
 
 
 def _instance() -> str:

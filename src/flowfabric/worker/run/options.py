@@ -21,7 +21,8 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     without any; they may have weights: `{"fast": 3, "slow": 1}`. `ttl` is the length of a lease
     ("30s", or milliseconds): a worker that died is noticed after that time. `drain` is how long a
     stopping worker waits for its runs before it hands them back ("1m", or seconds); a process that
-    a signal has asked to stop ends at most eight seconds later.
+    a signal has asked to stop ends at most eight seconds later. With `webhooks` it delivers the
+    webhooks as well, also if it serves certain lanes only.
     """
 
     name: str = "worker"
@@ -34,6 +35,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     ttl: Span = DEFAULT_TTL
     drain: str | float | timedelta = 20.0
     heartbeat: bool = True
+    webhooks: bool = False
 
     def __post_init__(self) -> None:
         force_setattr(self, "ttl", check_ttl(self.ttl))
@@ -55,6 +57,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
         check_ttl(self.ttl)
         parse_span(self.drain, "drain")
         check_flag(self.heartbeat, "heartbeat")
+        check_flag(self.webhooks, "webhooks")
 
 
 WorkerOptions = WorkerSettings

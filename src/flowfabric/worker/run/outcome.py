@@ -69,14 +69,17 @@ def settling(claim: Claim, otherwise: Report, raised: BaseException | None) -> R
     the run is completed, even if the handler failed afterwards."""
 
     async def report(engine: Engine) -> object:
-        found = (await engine.store.load([claim.uuid])).get(claim.uuid)
+        found = (await engine.views.load([claim.uuid])).get(claim.uuid)
         if found is None or not completed_by(claim, found):
             return await otherwise(engine)
         engine.attempts.ended_elsewhere(claim, found)
-        engine.store.hints.send(Topic.ENDINGS)  # wakes those that wait for the result
+        engine.hints.send(Topic.ENDINGS)  # wakes those that wait for the result
         if raised is not None:
             log.warning(
-                "%s is completed; its handler raised afterwards", claim.uuid, exc_info=raised
+                "%s is completed; its handler raised afterwards",
+                claim.uuid,
+                exc_info=raised,
+                extra={"run": str(claim.uuid), "task": claim.kind},
             )
         return _COMPLETED
 
@@ -102,11 +105,12 @@ def handing_back(claim: Claim) -> Report:
     return report
 
 
-def leaving(claim: Claim) -> Report:
-    """As `handing_back`, after a delay in which a worker that knows the task can take it."""
+def leaving(claim: Claim, delay: Millis = UNKNOWN_TASK_DELAY) -> Report:
+    """As `handing_back`, after a delay; by default one in which a worker that knows the task can
+    take it."""
 
     async def report(engine: Engine) -> None:
-        await engine.attempts.delay(claim, Millis(engine.now() + UNKNOWN_TASK_DELAY))
+        await engine.attempts.delay(claim, Millis(engine.now() + delay))
 
     return report
 

@@ -171,7 +171,7 @@ class Parking:
     async def _look_out(self, idle: asyncio.Event, left: float | None) -> None:
         """Beside something that is under way: looks whether signals have ended waits, and returns
         when that or something else may have changed, after `left` seconds at the latest."""
-        hints = self._engine.store.hints
+        hints = self._engine.hints
         seen = hints.count
         await self._look()
         if idle.is_set():

@@ -64,6 +64,7 @@ async def undo_all(scope: CallScope, undos: list[Work]) -> Exception | None:
                 work.name,
                 scope.claim.uuid,
                 exc_info=raised,
+                extra={"run": str(scope.claim.uuid), "task": scope.claim.kind, "step": work.name},
             )
             error = error or raised
     return error
