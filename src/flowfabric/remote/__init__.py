@@ -1,0 +1,1 @@
+"""The engine through a server: which operations may be called, how they travel, and the client."""

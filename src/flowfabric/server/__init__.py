@@ -1,0 +1,1 @@
+"""The HTTP server: every operation of the engine, for programs in any language."""

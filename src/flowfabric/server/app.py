@@ -1,0 +1,94 @@
+"""The application: all routes, put together. A noun is one file and one line here."""
+
+from litestar import Litestar
+from litestar.datastructures import State
+from litestar.exceptions import HTTPException
+
+from flowfabric.core.base.errors import FlowFabricError
+from flowfabric.server import (
+    approvals,
+    budgets,
+    bulk,
+    changes,
+    dashboard,
+    decisions,
+    engine_calls,
+    errors,
+    events,
+    executions,
+    flows,
+    graphs,
+    health,
+    keys,
+    lanes,
+    limit_reads,
+    me,
+    metrics,
+    overview,
+    quotas,
+    schedules,
+    search,
+    streams,
+    waitpoints,
+    work,
+    worker_reads,
+    workers,
+)
+from flowfabric.server.asgi import App
+from flowfabric.server.context import CONTEXT, ServerContext
+from flowfabric.server.gateway import Gateway
+from flowfabric.server.limits import RequestLimits
+from flowfabric.server.openapi import OPENAPI, describe, openapi_document
+from flowfabric.server.wire import Body, BodyError
+
+HANDLERS = [
+    openapi_document,
+    *describe("health", health.HANDLERS),
+    *describe("metrics", metrics.HANDLERS),
+    *describe("executions", executions.HANDLERS),
+    *describe("search", search.HANDLERS),
+    *describe("graphs", graphs.HANDLERS),
+    *describe("lanes", lanes.HANDLERS),
+    *describe("schedules", schedules.HANDLERS),
+    *describe("overview", overview.HANDLERS),
+    *describe("approvals", approvals.HANDLERS),
+    *describe("streams", streams.HANDLERS),
+    *describe("events", events.HANDLERS),
+    *describe("waitpoints", waitpoints.HANDLERS),
+    *describe("workers", workers.HANDLERS),
+    *describe("flows", flows.HANDLERS),
+    *describe("budgets", budgets.HANDLERS),
+    *describe("quotas", quotas.HANDLERS),
+    *describe("keys", keys.HANDLERS),
+    *describe("work", work.HANDLERS),
+    *describe("executions", bulk.HANDLERS),
+    *describe("events", changes.HANDLERS),
+    *dashboard.HANDLERS,
+    *describe("waitpoints", decisions.HANDLERS),
+    *describe("limits", limit_reads.HANDLERS),
+    *describe("me", me.HANDLERS),
+    *describe("workers", worker_reads.HANDLERS),
+    *describe("engine", engine_calls.HANDLERS),
+]
+
+
+def create_app(context: ServerContext) -> App:
+    """The ASGI application of one server process."""
+    app = Litestar(
+        HANDLERS,
+        dto=Body,
+        return_dto=None,
+        middleware=[RequestLimits],
+        state=State({CONTEXT: context}),
+        exception_handlers={
+            BodyError: errors.on_body_error,
+            errors.BodyTooLarge: errors.on_too_large,
+            FlowFabricError: errors.on_engine_error,
+            HTTPException: errors.on_http_error,
+            TimeoutError: errors.on_timeout,
+            Exception: errors.on_fault,
+        },
+        openapi_config=OPENAPI,
+        logging_config=None,
+    )
+    return Gateway(app, context)

@@ -1,0 +1,52 @@
+"""What the routes of one server share."""
+
+import asyncio
+from typing import Any
+
+from litestar import Request
+from msgspec import Struct, field
+
+from flowfabric.engine.engine import Engine
+from flowfabric.server.authentication import Authentication
+from flowfabric.server.change_feed import ChangeFeed
+from flowfabric.server.held_claims import HeldClaims
+from flowfabric.server.operations import Operations
+from flowfabric.server.options import ServerOptions
+from flowfabric.server.overview_reader import OverviewReader
+
+CONTEXT = "flowfabric_context"
+
+
+class ServerContext(Struct, eq=False):
+    """One per server process. `draining` is set when the server begins to stop: long polls end,
+    and new requests for work are refused."""
+
+    engine: Engine
+    authentication: Authentication
+    options: ServerOptions = ServerOptions()
+    stream_readers: int = 0
+    changes: ChangeFeed = field(default_factory=ChangeFeed)
+    rotating: asyncio.Lock = field(default_factory=asyncio.Lock)
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
+    held_claims: HeldClaims = field(default_factory=HeldClaims)
+    made_operations: Operations | None = None
+
+    @property
+    def operations(self) -> Operations:
+        """What the Python SDK calls; made when the first of them comes."""
+        if self.made_operations is None:
+            self.made_operations = Operations(self.engine)
+        return self.made_operations
+
+    @property
+    def overviews(self) -> OverviewReader:
+        return self.changes.overviews
+
+
+def context_of(request: Request[Any, Any, Any]) -> ServerContext:
+    found: ServerContext = request.app.state[CONTEXT]
+    return found
+
+
+def engine_of(request: Request[Any, Any, Any]) -> Engine:
+    return context_of(request).engine

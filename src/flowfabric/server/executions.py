@@ -1,0 +1,621 @@
+"""`/v1/executions`: create, list, read, control."""
+
+from base64 import b64encode
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from litestar import Request, Response, get, post, put
+from litestar.exceptions import ValidationException
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from msgspec import UNSET, Struct, UnsetType
+
+from flowfabric.core.access.token import Identity
+from flowfabric.core.base.errors import Invalid, InvalidId, NotActive, NotFound
+from flowfabric.core.base.ids import (
+    ANYWHERE,
+    ExecutionId,
+    flow_partition,
+    home_of,
+    lane_partition,
+    partition_key,
+)
+from flowfabric.core.base.text import check_lane, check_worker
+from flowfabric.core.execution.grant import Granted, NotReclaimable
+from flowfabric.core.execution.granted import GrantNotes
+from flowfabric.core.execution.lease import Owner, Revoked
+from flowfabric.core.execution.model import WorkerIdentity, clamp_priority
+from flowfabric.core.execution.status import PublicState, Vector
+from flowfabric.core.execution.submission import Duplicate, Submission, Submitted
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.execution.views import Info
+from flowfabric.server.access import caller_of, check_namespace, check_run, needs
+from flowfabric.server.context import engine_of
+from flowfabric.server.errors import BODIES, CHANGES, READS
+from flowfabric.server.wire import (
+    I32,
+    OCTETS,
+    U16,
+    U32,
+    U64,
+    Bytes,
+    Lane,
+    Moment,
+    Now,
+    RunText,
+    Tagged,
+    UuidText,
+    optional_uuid,
+    read_bytes,
+    read_id,
+    read_moment,
+    respond,
+    same_id,
+)
+
+CREATE_BODY = 1 << 20
+MAX_GRANT_TTL = 60_000
+CLAMPED = "FlowFabric-Priority-Clamped"
+
+_OPTIONAL_POLICIES = frozenset(
+    {
+        "delay_until",
+        "retry_policy",
+        "timeout_policy",
+        "suspension_policy",
+        "fallback_policy",
+        "routing_requirements",
+        "dedup_window_ms",
+        "stream_policy",
+    }
+)
+
+RunPath = FromPath[RunText]
+
+
+async def own_run(request: Request[Any, Any, Any], text: str) -> tuple[ExecutionId, Engine]:
+    """The execution that a path names, if the caller sees it, and the engine."""
+    id, engine = read_id(text), engine_of(request)
+    await check_run(caller_of(request), engine, id)
+    return id, engine
+
+
+# -- create
+
+
+class CreateExecution(Struct, kw_only=True):
+    """A request to run a task. `flow_id` puts it into the partition of a flow that it will join;
+    an `execution_id` with a partition does so as well."""
+
+    namespace: str
+    lane_id: Lane
+    execution_kind: str
+    input_payload: Bytes
+    priority: I32
+    creator_identity: str
+    execution_id: RunText | None = None
+    payload_encoding: str | None = None
+    idempotency_key: str | None = None
+    tags: dict[str, str] = {}
+    policy: dict[str, Any] | None = None
+    delay_until: Moment | None = None
+    execution_deadline_at: Moment | None = None
+    partition_id: U16 = 0
+    flow_id: UuidText | None = None
+    now: Now = None
+
+
+class CreatedExecution(Struct):
+    execution_id: str
+    public_state: PublicState
+
+
+class DuplicateExecution(Struct):
+    execution_id: str
+
+
+class CreateAnswer(Tagged):
+    Created: CreatedExecution | None = None
+    Duplicate: DuplicateExecution | None = None
+
+
+@post(
+    "/v1/executions",
+    opt=needs("submit", body=CREATE_BODY, octets="input_payload"),
+    operation_id="create_execution",
+    tags=["executions"],
+    responses=BODIES
+    | {200: ResponseSpec(CreateAnswer, generate_examples=False, description="It existed.")},
+)
+async def create_execution(
+    request: Request[Any, Any, Any], data: JSONBody[CreateExecution]
+) -> Response[CreateAnswer]:
+    """Creates an execution. 201 `Created`, or 200 `Duplicate` with the id that exists already. A
+    body of the type application/octet-stream is the payload; the other members are in the query."""
+    answer = await submit(request, data)
+    headers = clamped(data.priority)
+    if isinstance(answer, Submitted):
+        created = CreatedExecution(answer.id, answer.state)
+        return respond(CreateAnswer(Created=created), 201, headers)
+    return respond(CreateAnswer(Duplicate=DuplicateExecution(answer.id)), 200, headers)
+
+
+async def submit(request: Request[Any, Any, Any], data: CreateExecution) -> Submitted | Duplicate:
+    """Submits what a body asks for. An id that another tenant has used is refused: to call it a
+    duplicate would say that the caller has this execution."""
+    caller, engine = caller_of(request), engine_of(request)
+    answer = await engine.executions.submit(read_submission(caller, data))
+    if isinstance(answer, Duplicate) and not caller.sees_all:
+        namespace = await engine.views.namespace(answer.id)
+        if namespace is not None and not caller.sees(namespace):
+            raise Invalid("this execution_id is taken")
+    return answer
+
+
+def read_submission(caller: Identity, data: CreateExecution) -> Submission:
+    """What a body asks for, in a namespace that the caller sees."""
+    check_namespace(caller, data.namespace)
+    lane = check_lane(data.lane_id)
+    id = None if data.execution_id is None else read_id(data.execution_id)
+    partition = _partition(lane, id, optional_uuid(data.flow_id, "flow_id"))
+    if id is not None and id.partition_index == ANYWHERE:
+        id = ExecutionId.of(partition, id.uuid)
+    return Submission(
+        kind=data.execution_kind,
+        payload=read_bytes(data.input_payload, "input_payload"),
+        id=id,
+        namespace=data.namespace,
+        lane=lane,
+        priority=data.priority,
+        key=data.idempotency_key,
+        tags=data.tags,
+        policy=_policy(data.policy),
+        delay_until=read_moment(data.delay_until),
+        deadline_at=read_moment(data.execution_deadline_at),
+        creator=data.creator_identity or None,
+        encoding=data.payload_encoding,
+        flow=None if partition == lane_partition(lane) else home_of(partition),
+    )
+
+
+def _policy(given: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The policy without optional members that are null: the wire takes null for absent, the
+    engine does not."""
+    if given is None:
+        return None
+    return {
+        name: value
+        for name, value in given.items()
+        if value is not None or name not in _OPTIONAL_POLICIES
+    }
+
+
+def _partition(lane: str, id: ExecutionId | None, flow: UUID | None) -> int:
+    """Where the caller puts it: beside a flow that it will join, or by its id, or by its lane."""
+    if flow is not None:
+        return flow_partition(flow)
+    if id is not None and id.partition_index != ANYWHERE:
+        return id.partition_index
+    return lane_partition(lane)
+
+
+def clamped(priority: int) -> dict[str, str]:
+    """A header for a caller whose priority is out of range: what it became."""
+    kept = clamp_priority(priority)
+    return {} if kept == priority else {CLAMPED: str(kept)}
+
+
+# -- read
+
+
+class ExecutionIds(Struct):
+    executions: list[str]
+    next_cursor: str | None
+
+
+@get(
+    "/v1/executions",
+    opt=needs("read"),
+    operation_id="list_executions_of_partition",
+    tags=["executions"],
+    responses=READS,
+)
+async def list_executions(
+    request: Request[Any, Any, Any],
+    partition: Annotated[int, QueryParameter(ge=0, lt=1 << 16)],
+    cursor: FromQuery[str | None] = None,
+    limit: Annotated[int, QueryParameter(ge=0)] = 50,
+) -> Response[ExecutionIds]:
+    """The ids of one partition in ascending order; `cursor` is the last id of the page before, and
+    `limit` is at most 1,000."""
+    caller = caller_of(request)
+    check_digits(request, "partition", "limit")
+    try:
+        after = None if cursor is None else read_id(cursor).uuid
+    except InvalidId as error:
+        raise _refused_parameter("cursor", error.detail) from None
+    page = await engine_of(request).views.partition(
+        partition, after=after, limit=limit, sees=caller.sees if not caller.sees_all else None
+    )
+    return respond(ExecutionIds([str(id) for id in page.ids], page.cursor))
+
+
+def check_digits(request: Request[Any, Any, Any], *names: str) -> None:
+    """Refuses `5.0` and `1e3` for a whole number, which Litestar would read."""
+    for name in names:
+        text = request.query_params.get(name)
+        if text is not None and not (text.isascii() and text.isdigit()):
+            raise _refused_parameter(name, "must be a whole number")
+
+
+def _refused_parameter(name: str, message: str) -> ValidationException:
+    return ValidationException(extra=[{"key": name, "message": message}])
+
+
+class StateVector(Struct):
+    lifecycle_phase: str
+    ownership_state: str
+    eligibility_state: str
+    blocking_reason: str
+    terminal_outcome: str
+    attempt_state: str
+    public_state: PublicState
+
+
+class ExecutionInfo(Struct, kw_only=True):
+    """Moments are decimal text, as clients of the original read them."""
+
+    execution_id: str
+    namespace: str
+    lane_id: str
+    priority: int
+    execution_kind: str
+    state_vector: StateVector
+    public_state: PublicState
+    created_at: str
+    started_at: str | UnsetType = UNSET
+    completed_at: str | UnsetType = UNSET
+    current_attempt_index: int
+    flow_id: str | None
+    blocking_detail: str
+
+
+@get(
+    "/v1/executions/{id:str}",
+    opt=needs("read"),
+    operation_id="get_execution",
+    tags=["executions"],
+    responses=READS,
+)
+async def get_execution(request: Request[Any, Any, Any], id: RunPath) -> Response[ExecutionInfo]:
+    """What is known of an execution, without payload and result."""
+    key, engine = await own_run(request, id)
+    info = await engine.views.info(key)
+    if info is None:
+        raise NotFound("execution", id)
+    return respond(_info(info))
+
+
+def _info(info: Info) -> ExecutionInfo:
+    attempt = info.attempt if info.attempt is not None else max(0, info.attempts_made - 1)
+    return ExecutionInfo(
+        execution_id=str(info.id),
+        namespace=info.namespace,
+        lane_id=info.lane,
+        priority=info.priority,
+        execution_kind=info.kind,
+        state_vector=_vector(info.vector),
+        public_state=info.state,
+        created_at=str(info.created_at),
+        started_at=UNSET if info.started_at is None else str(info.started_at),
+        completed_at=UNSET if info.ended_at is None else str(info.ended_at),
+        current_attempt_index=attempt,
+        flow_id=None if info.flow is None else str(info.flow),
+        blocking_detail=info.blocking_detail or "",
+    )
+
+
+def _vector(vector: Vector) -> StateVector:
+    return StateVector(
+        lifecycle_phase=vector.phase,
+        ownership_state=vector.ownership,
+        eligibility_state=vector.eligibility,
+        blocking_reason=vector.blocking,
+        terminal_outcome=vector.outcome,
+        attempt_state=vector.attempt,
+        public_state=vector.public,
+    )
+
+
+@get(
+    "/v1/executions/{id:str}/state",
+    opt=needs("read"),
+    operation_id="get_execution_state",
+    tags=["executions"],
+    responses=READS,
+)
+async def execution_state(request: Request[Any, Any, Any], id: RunPath) -> Response[PublicState]:
+    """The public state, as one JSON string."""
+    key, engine = await own_run(request, id)
+    state = await engine.views.state(key)
+    if state is None:
+        raise NotFound("execution", id)
+    return respond(state)
+
+
+class Base64Result(Struct):
+    result: str
+    encoding: Literal["base64"] = "base64"
+
+
+@get(
+    "/v1/executions/{id:str}/result",
+    opt=needs("read"),
+    operation_id="get_execution_result",
+    tags=["executions"],
+    media_type=OCTETS,
+    responses=READS,
+)
+async def execution_result(
+    request: Request[Any, Any, Any],
+    id: RunPath,
+    encoding: Annotated[
+        str | None, QueryParameter(description="`base64` answers the bytes as JSON instead")
+    ] = None,
+) -> Response[bytes]:
+    """The exact bytes of the result. 404 if there is none, or none yet."""
+    if encoding not in (None, "raw", "base64"):
+        raise Invalid("encoding is raw or base64")
+    key, engine = read_id(id), engine_of(request)
+    caller = caller_of(request)
+    sees = caller.sees_all or caller.sees(await engine.views.namespace(key) or "")
+    result = await engine.views.result(key) if sees else None
+    if result is None:
+        raise NotFound("execution result", id)
+    if encoding == "base64":
+        return respond(Base64Result(b64encode(result).decode()))
+    return Response(content=result, media_type=OCTETS)
+
+
+# -- control
+
+
+class CancelExecution(Struct, kw_only=True):
+    """`source` is operator_override, lease_holder, flow_cascade, system_timeout or another word. A
+    lease holder gives the three members of its lease."""
+
+    reason: str
+    execution_id: RunText | None = None
+    source: str = "operator_override"
+    lease_id: UuidText | None = None
+    lease_epoch: U64 | None = None
+    attempt_id: UuidText | None = None
+    now: Now = None
+
+
+class CancelledExecution(Struct, omit_defaults=True):
+    """`cleanup_until`: its handler cleans up first, at most until then."""
+
+    execution_id: str
+    public_state: PublicState
+    cleanup_until: int | UnsetType = UNSET
+
+
+class CancelRunAnswer(Tagged):
+    Cancelled: CancelledExecution | None = None
+
+
+@post(
+    "/v1/executions/{id:str}/cancel",
+    status_code=200,
+    opt=needs("operate"),
+    operation_id="cancel_execution",
+    tags=["executions"],
+    responses=BODIES,
+)
+async def cancel_execution(
+    request: Request[Any, Any, Any], id: RunPath, data: JSONBody[CancelExecution]
+) -> Response[CancelRunAnswer]:
+    """Ends an execution as cancelled, in any state. Cancelling twice is one cancel."""
+    same_id(read_id(id), data.execution_id)
+    key, engine = await own_run(request, id)
+    owner = Owner(
+        lease_id=optional_uuid(data.lease_id, "lease_id"),
+        epoch=data.lease_epoch,
+        attempt_id=optional_uuid(data.attempt_id, "attempt_id"),
+        source=data.source,
+    )
+    answer = await engine.executions.cancel(key, reason=data.reason, owner=owner)
+    cancelled = CancelledExecution(str(answer.id), PublicState.CANCELLED)
+    if answer.until is not None:
+        state = await engine.views.state(key) or PublicState.CANCELLED
+        cancelled = CancelledExecution(str(answer.id), state, answer.until)
+    return respond(CancelRunAnswer(Cancelled=cancelled))
+
+
+class ChangePriority(Struct):
+    new_priority: I32
+
+
+class ChangedExecution(Struct):
+    execution_id: str
+
+
+class PriorityAnswer(Tagged):
+    Changed: ChangedExecution | None = None
+
+
+@put(
+    "/v1/executions/{id:str}/priority",
+    opt=needs("operate"),
+    operation_id="change_priority",
+    tags=["executions"],
+    responses=BODIES,
+)
+async def change_priority(
+    request: Request[Any, Any, Any], id: RunPath, data: JSONBody[ChangePriority]
+) -> Response[PriorityAnswer]:
+    """Moves an execution that waits for a worker in the claim order: 0 to 9000, clamped."""
+    key, engine = await own_run(request, id)
+    changed = await engine.executions.change_priority(key, data.new_priority)
+    answer = PriorityAnswer(Changed=ChangedExecution(str(changed.id)))
+    return respond(answer, headers=clamped(data.new_priority))
+
+
+class ReplayedExecution(Struct):
+    public_state: PublicState
+
+
+class ReplayAnswer(Tagged):
+    Replayed: ReplayedExecution | None = None
+
+
+@post(
+    "/v1/executions/{id:str}/replay",
+    status_code=200,
+    opt=needs("operate"),
+    operation_id="replay_execution",
+    tags=["executions"],
+    responses=CHANGES,
+)
+async def replay_execution(request: Request[Any, Any, Any], id: RunPath) -> Response[ReplayAnswer]:
+    """Runs an ended execution again."""
+    key, engine = await own_run(request, id)
+    replayed = await engine.executions.replay(key)
+    return respond(ReplayAnswer(Replayed=ReplayedExecution(replayed.state)))
+
+
+class RevokedLease(Struct):
+    lease_id: str
+    lease_epoch: str
+
+
+class WhySatisfied(Struct):
+    reason: str
+
+
+class RevokeAnswer(Tagged):
+    Revoked: RevokedLease | None = None
+    AlreadySatisfied: WhySatisfied | None = None
+
+
+@post(
+    "/v1/executions/{id:str}/revoke-lease",
+    status_code=200,
+    opt=needs("operate"),
+    operation_id="revoke_lease",
+    tags=["executions"],
+    responses=CHANGES,
+)
+async def revoke_lease(request: Request[Any, Any, Any], id: RunPath) -> Response[RevokeAnswer]:
+    """Takes the lease away from the worker that runs it."""
+    key, engine = await own_run(request, id)
+    try:
+        answer = await engine.claims.revoke(key, reason="operator_revoke")
+    except NotActive:
+        return respond(RevokeAnswer(AlreadySatisfied=WhySatisfied("no_active_lease")))
+    if isinstance(answer, Revoked):
+        revoked = RevokedLease(str(answer.lease_id), str(answer.epoch))
+        return respond(RevokeAnswer(Revoked=revoked))
+    return respond(RevokeAnswer(AlreadySatisfied=WhySatisfied(answer.reason)))
+
+
+class ReclaimExecution(Struct, kw_only=True):
+    """Which worker is to get it, for how long it may take to come."""
+
+    worker_id: str
+    worker_instance_id: str
+    lane_id: Lane
+    grant_ttl_ms: U64
+    capability_hash: str | None = None
+    route_snapshot_json: str | None = None
+    admission_summary: str | None = None
+    worker_capabilities: list[str] = []
+
+
+class ReclaimGranted(Struct, tag="granted", tag_field="status"):
+    execution_id: str
+    partition_key: str
+    grant_key: str
+    expires_at_ms: int
+    lane_id: str
+
+
+class ReclaimRefused(Struct, tag="not_reclaimable", tag_field="status"):
+    execution_id: str
+    detail: str
+
+
+class ReclaimCapReached(Struct, tag="reclaim_cap_exceeded", tag_field="status"):
+    execution_id: str
+    reclaim_count: U32
+
+
+ReclaimAnswer = ReclaimGranted | ReclaimRefused | ReclaimCapReached
+
+
+@post(
+    "/v1/executions/{id:str}/reclaim",
+    status_code=200,
+    opt=needs("work"),
+    operation_id="reclaim_execution",
+    tags=["executions"],
+    responses=BODIES,
+)
+async def reclaim_execution(
+    request: Request[Any, Any, Any], id: RunPath, data: JSONBody[ReclaimExecution]
+) -> Response[ReclaimAnswer]:
+    """Reserves an execution whose worker was lost for another worker."""
+    key, engine = await own_run(request, id)
+    lane = check_lane(data.lane_id)
+    worker = grantee(data.worker_id, data.worker_instance_id)
+    notes = GrantNotes(
+        capability_hash=data.capability_hash,
+        route_snapshot=data.route_snapshot_json,
+        admission_summary=data.admission_summary,
+    )
+    answer = await engine.grants.issue_reclaim(
+        key,
+        worker,
+        capabilities=data.worker_capabilities,
+        ttl=check_grant_ttl(data.grant_ttl_ms),
+        notes=notes,
+    )
+    (found,) = await engine.views.locate([key.uuid])
+    match answer:
+        case Granted():
+            place = partition_key("fp", found.partition_index)
+            granted = ReclaimGranted(str(found), place, answer.key, answer.expires_at, lane)
+            return respond(granted)
+        case NotReclaimable(detail=detail):
+            spaced = detail.replace("capability_mismatch:", "capability_mismatch: ", 1)
+            return respond(ReclaimRefused(str(found), spaced))
+        case _:
+            return respond(ReclaimCapReached(str(found), answer.reclaims))
+
+
+def grantee(worker: str, instance: str) -> WorkerIdentity:
+    """A worker that asks for a grant: names without white space and control characters."""
+    return WorkerIdentity(
+        check_worker(worker, "worker_id"), check_worker(instance, "worker_instance_id")
+    )
+
+
+def check_grant_ttl(ttl: int) -> int:
+    if not 1 <= ttl <= MAX_GRANT_TTL:
+        raise Invalid(f"grant_ttl_ms must be 1 to {MAX_GRANT_TTL}")
+    return ttl
+
+
+HANDLERS = [
+    list_executions,
+    create_execution,
+    get_execution,
+    execution_state,
+    execution_result,
+    cancel_execution,
+    change_priority,
+    replay_execution,
+    revoke_lease,
+    reclaim_execution,
+]

@@ -1,0 +1,382 @@
+"""`/v1/flows`: create a flow, add members and edges, cancel it."""
+
+from typing import Any
+from uuid import UUID
+
+from litestar import Request, Response, post
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, FromQuery, JSONBody
+from msgspec import Struct
+
+from flowfabric.core.access.token import Identity
+from flowfabric.core.base.errors import (
+    AlreadyInFlow,
+    FlowConflict,
+    FlowTerminal,
+    InvalidGraph,
+    NotFound,
+)
+from flowfabric.core.base.ids import ANYWHERE, ExecutionId
+from flowfabric.core.flow.grow import Added, Applied
+from flowfabric.core.flow.join import Edge
+from flowfabric.core.flow.model import CancelPolicy, Flow
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.flow.flows import FlowCreated
+from flowfabric.server.access import (
+    caller_of,
+    check_flow,
+    check_namespace,
+    check_run,
+    needs,
+)
+from flowfabric.server.context import engine_of
+from flowfabric.server.errors import BODIES
+from flowfabric.server.wire import (
+    U64,
+    Now,
+    RunText,
+    Tagged,
+    UuidText,
+    optional_uuid,
+    read_id,
+    read_uuid_text,
+    respond,
+    same_uuid,
+)
+
+SUCCESS_ONLY = "success_only"
+MEMBERS_SHOWN = 10_000
+MEMBERS_SHOWN_AGAIN = 1_000
+PAGE = 1_000
+
+FlowPath = FromPath[UuidText]
+
+
+async def own_flow(
+    request: Request[Any, Any, Any], text: str, body: str | None
+) -> tuple[UUID, Engine]:
+    """The flow that a path names, if the caller sees it, and the engine. The body may repeat it."""
+    id, engine = read_uuid_text(text, "flow_id"), engine_of(request)
+    same_uuid(id, body, "flow_id")
+    await check_flow(caller_of(request), engine, id)
+    return id, engine
+
+
+async def _member(caller: Identity, engine: Engine, text: str) -> ExecutionId:
+    """The execution that a body names, with its partition, if the caller sees it."""
+    id = read_id(text)
+    await check_run(caller, engine, id)
+    if id.partition_index != ANYWHERE:
+        return id
+    (found,) = await engine.views.locate([id.uuid])
+    return found
+
+
+# -- create
+
+
+class CreateFlow(Struct, kw_only=True):
+    flow_kind: str
+    namespace: str
+    flow_id: UuidText | None = None
+    now: Now = None
+
+
+class FlowIdentity(Struct):
+    flow_id: str
+
+
+class CreateFlowAnswer(Tagged):
+    Created: FlowIdentity | None = None
+    AlreadySatisfied: FlowIdentity | None = None
+
+
+@post(
+    "/v1/flows",
+    opt=needs("submit"),
+    operation_id="create_flow",
+    tags=["flows"],
+    responses=BODIES
+    | {200: ResponseSpec(CreateFlowAnswer, generate_examples=False, description="It existed.")},
+)
+async def create_flow(
+    request: Request[Any, Any, Any], data: JSONBody[CreateFlow]
+) -> Response[CreateFlowAnswer]:
+    """Creates a flow without members. 201 `Created`, or 200 if it exists with the same kind and
+    namespace."""
+    check_namespace(caller_of(request), data.namespace)
+    engine = engine_of(request)
+    id = optional_uuid(data.flow_id, "flow_id") or engine.suspensions.new_id()
+    try:
+        answer = await engine.flows.create(
+            data.flow_kind, id=id, namespace=data.namespace, eager=True
+        )
+    except FlowConflict:  # without the words of a flow that the caller may not see
+        raise FlowConflict(f"flow {id} exists with another kind or namespace") from None
+    identity = FlowIdentity(str(id))
+    if isinstance(answer, FlowCreated):
+        return respond(CreateFlowAnswer(Created=identity), 201)
+    return respond(CreateFlowAnswer(AlreadySatisfied=identity))
+
+
+# -- members
+
+
+class AddMember(Struct, kw_only=True):
+    execution_id: RunText
+    flow_id: UuidText | None = None
+    now: Now = None
+
+
+class AddedMember(Struct):
+    execution_id: str
+    new_node_count: int
+
+
+class KnownMember(Struct):
+    execution_id: str
+    node_count: int
+
+
+class AddMemberAnswer(Tagged):
+    Added: AddedMember | None = None
+    AlreadyMember: KnownMember | None = None
+
+
+@post(
+    "/v1/flows/{id:str}/members",
+    opt=needs("submit"),
+    operation_id="add_flow_member",
+    tags=["flows"],
+    responses=BODIES
+    | {200: ResponseSpec(AddMemberAnswer, generate_examples=False, description="It was one.")},
+)
+async def add_member(
+    request: Request[Any, Any, Any], id: FlowPath, data: JSONBody[AddMember]
+) -> Response[AddMemberAnswer]:
+    """Makes an execution of the flow's partition a member."""
+    flow, engine = await own_flow(request, id, data.flow_id)
+    member = await _member(caller_of(request), engine, data.execution_id)
+    answer = await engine.flows.join(flow, member)
+    if isinstance(answer, Added):
+        added = AddedMember(str(answer.id), answer.nodes)
+        return respond(AddMemberAnswer(Added=added), 201)
+    return respond(AddMemberAnswer(AlreadyMember=KnownMember(str(answer.id), answer.nodes)))
+
+
+# -- edges
+
+
+class StageEdge(Struct, kw_only=True):
+    """`data_passing_ref` names what the downstream gets the result of the upstream as."""
+
+    upstream_execution_id: RunText
+    downstream_execution_id: RunText
+    expected_graph_revision: U64
+    flow_id: UuidText | None = None
+    edge_id: UuidText | None = None
+    dependency_kind: str = SUCCESS_ONLY
+    data_passing_ref: str | None = None
+    now: Now = None
+
+
+class StagedEdge(Struct):
+    edge_id: str
+    new_graph_revision: int
+
+
+class StageAnswer(Tagged):
+    Staged: StagedEdge | None = None
+
+
+@post(
+    "/v1/flows/{id:str}/edges",
+    opt=needs("submit"),
+    operation_id="stage_edge",
+    tags=["flows"],
+    responses=BODIES,
+)
+async def stage_edge(
+    request: Request[Any, Any, Any], id: FlowPath, data: JSONBody[StageEdge]
+) -> Response[StageAnswer]:
+    """Adds an edge if the graph has the expected revision; the downstream waits from then on."""
+    flow, engine = await own_flow(request, id, data.flow_id)
+    _check_dependency(data.dependency_kind)
+    edge = Edge(
+        id=optional_uuid(data.edge_id, "edge_id") or engine.suspensions.new_id(),
+        flow=flow,
+        upstream=read_id(data.upstream_execution_id).uuid,
+        downstream=read_id(data.downstream_execution_id).uuid,
+        input=data.data_passing_ref or None,
+    )
+    staged = await engine.flows.stage_only(edge, data.expected_graph_revision)
+    return respond(StageAnswer(Staged=StagedEdge(str(staged.edge), staged.revision)), 201)
+
+
+class ApplyEdge(Struct, kw_only=True):
+    edge_id: UuidText
+    upstream_execution_id: RunText
+    downstream_execution_id: RunText
+    graph_revision: U64
+    flow_id: UuidText | None = None
+    dependency_kind: str = SUCCESS_ONLY
+    data_passing_ref: str | None = None
+    now: Now = None
+
+
+class AppliedEdge(Struct):
+    unsatisfied_count: int
+
+
+class ApplyAnswer(Tagged):
+    Applied: AppliedEdge | None = None
+
+
+@post(
+    "/v1/flows/{id:str}/edges/apply",
+    status_code=200,
+    opt=needs("submit"),
+    operation_id="apply_edge",
+    tags=["flows"],
+    responses=BODIES,
+)
+async def apply_edge(
+    request: Request[Any, Any, Any], id: FlowPath, data: JSONBody[ApplyEdge]
+) -> Response[ApplyAnswer | str]:
+    """The second step of adding an edge: `Applied` once, then `"AlreadyApplied"`."""
+    flow, engine = await own_flow(request, id, data.flow_id)
+    _check_dependency(data.dependency_kind)
+    edge = read_uuid_text(data.edge_id, "edge_id")
+    await check_run(caller_of(request), engine, read_id(data.downstream_execution_id))
+    await _check_edge(engine, flow, edge, data)
+    answer = await engine.flows.apply(flow, edge)
+    if isinstance(answer, Applied):
+        return respond(ApplyAnswer(Applied=AppliedEdge(answer.unsatisfied)))
+    return respond("AlreadyApplied")
+
+
+def _check_dependency(kind: str) -> None:
+    if kind != SUCCESS_ONLY:
+        raise InvalidGraph(f"dependency_kind is {SUCCESS_ONLY}")
+
+
+async def _check_edge(engine: Engine, flow: UUID, edge: UUID, data: ApplyEdge) -> None:
+    """Whether the downstream is there, and the edge was staged between these two."""
+    if await engine.flow_views.get(flow) is None:
+        raise NotFound("flow", flow)
+    upstream, downstream = (
+        read_id(data.upstream_execution_id),
+        read_id(data.downstream_execution_id),
+    )
+    if await engine.views.state(downstream) is None:
+        raise NotFound("execution", downstream)
+    home = await engine.flow_views.flow_of(downstream)
+    if home not in (None, flow):
+        raise AlreadyInFlow(home)
+    staged = await engine.flow_views.edge(flow, edge)
+    if staged is None:
+        raise InvalidGraph("edge_not_found: stage the edge first")
+    if (staged.upstream, staged.downstream) != (upstream.uuid, downstream.uuid):
+        raise InvalidGraph("the edge was staged between other executions")
+
+
+# -- cancel
+
+
+class CancelFlow(Struct, kw_only=True):
+    """`cancellation_policy` is cancel_all, cancel_pending, or another word: only the flow."""
+
+    reason: str
+    cancellation_policy: str
+    flow_id: UuidText | None = None
+    now: Now = None
+
+
+class CancelledFlow(Struct):
+    cancellation_policy: str
+    member_execution_ids: list[str]
+
+
+class ScheduledCancel(Struct):
+    cancellation_policy: str
+    member_count: int
+    member_execution_ids: list[str]
+
+
+class PartialCancel(Struct):
+    cancellation_policy: str
+    member_execution_ids: list[str]
+    failed_member_execution_ids: list[str]
+
+
+class CancelFlowAnswer(Tagged):
+    Cancelled: CancelledFlow | None = None
+    CancellationScheduled: ScheduledCancel | None = None
+    PartiallyCancelled: PartialCancel | None = None
+
+
+_POLICIES = {str(policy): policy for policy in CancelPolicy}
+
+
+@post(
+    "/v1/flows/{id:str}/cancel",
+    status_code=200,
+    opt=needs("operate"),
+    operation_id="cancel_flow",
+    tags=["flows"],
+    responses=BODIES,
+)
+async def cancel_flow(
+    request: Request[Any, Any, Any],
+    id: FlowPath,
+    data: JSONBody[CancelFlow],
+    wait: FromQuery[str | None] = None,
+) -> Response[CancelFlowAnswer]:
+    """Cancels a flow and, by its policy, its members; with `wait=true` they have ended when it
+    answers. Cancelling again answers the policy of the first call."""
+    flow, engine = await own_flow(request, id, data.flow_id)
+    found = await engine.flow_views.get(flow)
+    if found is None:
+        raise NotFound("flow", flow)
+    if found.terminal:
+        return respond(await _cancelled_before(engine, found, data.cancellation_policy))
+    policy = _POLICIES.get(data.cancellation_policy, CancelPolicy.FLOW_ONLY)
+    named = None if policy == data.cancellation_policy else data.cancellation_policy
+    waits = wait in ("true", "1")
+    try:
+        answer = await engine.flows.cancel(
+            flow, reason=data.reason, policy=policy, wait=waits, named=named
+        )
+    except FlowTerminal:
+        return respond(await _cancelled_before(engine, found, data.cancellation_policy))
+    word = answer.named or str(answer.policy)
+    members = await _members(engine, flow, MEMBERS_SHOWN)
+    if waits and answer.remaining:
+        failed = [str(left) for left in answer.remaining]
+        return respond(CancelFlowAnswer(PartiallyCancelled=PartialCancel(word, members, failed)))
+    if waits or policy is not CancelPolicy.ALL or not members:
+        return respond(CancelFlowAnswer(Cancelled=CancelledFlow(word, members)))
+    scheduled = ScheduledCancel(word, max(found.nodes, len(members)), members)
+    return respond(CancelFlowAnswer(CancellationScheduled=scheduled))
+
+
+async def _cancelled_before(engine: Engine, flow: Flow, asked: str) -> CancelFlowAnswer:
+    """A flow that has ended stays as it is."""
+    word = asked if flow.cancel is None else flow.cancel.named or str(flow.cancel.policy)
+    members = await _members(engine, flow.id, MEMBERS_SHOWN_AGAIN)
+    return CancelFlowAnswer(Cancelled=CancelledFlow(word, members))
+
+
+async def _members(engine: Engine, flow: UUID, most: int) -> list[str]:
+    found: list[str] = []
+    last: ExecutionId | None = None
+    while len(found) < most:
+        page = await engine.flow_views.members(flow, after=last, limit=PAGE)
+        found += [str(member.id) for member in page]
+        if len(page) < PAGE:
+            break
+        last = page[-1].id
+    return found[:most]
+
+
+HANDLERS = [create_flow, add_member, stage_edge, apply_edge, cancel_flow]

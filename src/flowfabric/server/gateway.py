@@ -1,0 +1,167 @@
+"""The gateway: what happens to every request before a route is found, and to every answer.
+
+It finds the caller, counts the request against the caller's rate, gives it an id, answers
+preflights, adds the security headers, and writes one log line. A token that is not valid is refused
+here, whatever the path; a request without a token goes on, and the guard of its route refuses it
+unless the route is public.
+"""
+
+import logging
+import random
+import re
+import time
+from typing import Any
+from urllib.parse import quote
+
+from flowfabric.core.access.token import Identity
+from flowfabric.core.base.errors import FlowFabricError, Overloaded, Unauthenticated
+from flowfabric.engine.access.actor import acting_as
+from flowfabric.engine.commit.observer import watching
+from flowfabric.engine.commit.trace import carrying
+from flowfabric.server.access import CALLER
+from flowfabric.server.asgi import REQUEST_ID, App, Message, Receive, Scope, Send
+from flowfabric.server.context import ServerContext
+from flowfabric.server.errors import answer_to, error_headers
+from flowfabric.server.rate import RateLimiter, caller_key
+from flowfabric.server.wire import IGNORED, encode
+
+log = logging.getLogger("flowfabric.server.access")
+
+_GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_SECURITY = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+_random = random.Random().getrandbits  # noqa: S311 - ids of requests
+_PROBES = frozenset({"/healthz", "/readyz"})
+"""They answer every prober: a token that one sends is not looked at."""
+_UNLIMITED = _PROBES | {"/metrics"}
+"""Nor are their requests counted, or those of a scraper."""
+
+
+class Gateway:
+    """Wraps the application; lifespan messages pass through."""
+
+    def __init__(self, app: App, context: ServerContext) -> None:
+        self._app = app
+        self._context = context
+        rate = context.options.rate_limit
+        self._rates = None if rate is None else RateLimiter(rate)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        cors = self._context.options.cors
+        origin = _text(headers, b"origin")
+        answering = _Answering(scope, send, _text(headers, b"x-request-id"), cors.headers(origin))
+        try:
+            if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
+                asked = _text(headers, b"access-control-request-headers")
+                method = _text(headers, b"access-control-request-method")
+                await answering.preflight(cors.preflight(origin, method, asked))
+                return
+            caller = scope[CALLER] = await self._identify(scope, headers)
+            self._count(scope, caller)
+            with (
+                acting_as(None if caller is None else caller.name),
+                carrying(_text(headers, b"traceparent")),
+            ):
+                await self._app(scope, receive, answering.send)
+        except FlowFabricError as error:
+            await answering.refuse(error)
+        finally:
+            answering.tell()
+
+    async def _identify(self, scope: Scope, headers: dict[bytes, bytes]) -> Identity | None:
+        if scope["path"] in _PROBES and scope["method"] == "GET":
+            return None
+        try:
+            return await self._context.authentication.identify(_text(headers, b"authorization"))
+        except Unauthenticated:
+            self._count(scope, None)  # guessing has a rate as well
+            raise
+
+    def _count(self, scope: Scope, caller: Identity | None) -> None:
+        if self._rates is None or scope["path"] in _UNLIMITED:
+            return
+        address = scope["client"][0] if scope.get("client") else None
+        wait = self._rates.take(caller_key(caller, address), time.monotonic())
+        if wait:
+            raise Overloaded("too many requests from this caller", retry_after=wait)
+
+
+def _text(headers: dict[bytes, bytes], name: bytes) -> str | None:
+    found = headers.get(name)
+    return None if found is None else found.decode("latin-1")
+
+
+class _Answering:
+    """Sends the answer of one request and remembers what is logged of it."""
+
+    def __init__(self, scope: Scope, send: Send, given: str | None, cors: dict[str, str]) -> None:
+        self._scope: Any = scope
+        self._send = send
+        # Not a secret: a call of the system for each would cost more than it is worth.
+        self._id = given if given and _GIVEN_ID.fullmatch(given) else f"{_random(64):016x}"
+        self._cors = cors
+        self._began = time.perf_counter()
+        self._status = 0
+        scope[REQUEST_ID] = self._id
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            message["headers"] = [*message["headers"], *_SECURITY, *self._own_headers()]
+        await self._send(message)
+
+    async def refuse(self, error: FlowFabricError) -> None:
+        status, body = answer_to(error)
+        await self._whole(status, encode(body), error_headers(error))
+
+    async def preflight(self, allowed: dict[str, str] | None) -> None:
+        self._cors = allowed or {}
+        await self._whole(403 if allowed is None else 204, b"", {})
+
+    async def _whole(self, status: int, content: bytes, more: dict[str, str]) -> None:
+        headers = [(b"content-length", str(len(content)).encode())]
+        if content:
+            headers.append((b"content-type", b"application/json"))
+        headers += [(name.lower().encode(), value.encode()) for name, value in more.items()]
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.send({"type": "http.response.body", "body": content, "more_body": False})
+
+    def tell(self) -> None:
+        """Measures and logs the request."""
+        seconds = time.perf_counter() - self._began
+        method, route = self._scope["method"], self._scope.get("path_template")
+        if (seen := watching()) is not None:
+            seen.requested(method, route or None, self._status, seconds)
+        if log.isEnabledFor(logging.INFO):
+            path, took = route or self._scope["path"], seconds * 1000
+            # Made here, because the logger would walk up the stack for the line that has called it.
+            values = (method, path, self._status, took)
+            text = "%s %s %d in %.1f ms"
+            record = logging.LogRecord(log.name, logging.INFO, __file__, 0, text, values, None)
+            caller = self._scope.get(CALLER)
+            record.__dict__.update(
+                request_id=self._id,
+                caller=None if caller is None else caller.name,
+                method=method,
+                route=route or None,
+                status=self._status,
+                seconds=round(seconds, 6),
+            )
+            log.handle(record)
+
+    def _own_headers(self) -> list[tuple[bytes, bytes]]:
+        own = [(b"x-request-id", self._id.encode())]
+        own += [(name.encode(), value.encode()) for name, value in self._cors.items()]
+        if ignored := self._scope.get(IGNORED):
+            # The names are the caller's: quoted, none of them can end the header.
+            shown = ", ".join(quote(name[:80], safe="") for name in ignored[:20])
+            own.append((b"flowfabric-ignored-fields", shown.encode()))
+        return own

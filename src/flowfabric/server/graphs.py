@@ -1,0 +1,239 @@
+"""Flows as people look at them: lists, one flow, its members, edges and joins."""
+
+import asyncio
+from typing import Annotated, Any
+from uuid import UUID
+
+from litestar import Request, Response, get, post, put
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from msgspec import Struct
+
+from flowfabric.core.base.errors import Invalid, NotFound
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.flow.join import AllOf, AnyOf, JoinPolicy, Quorum, Rest
+from flowfabric.core.flow.model import Flow, FlowState
+from flowfabric.server.access import caller_of, needs
+from flowfabric.server.context import engine_of
+from flowfabric.server.documents import document, plain
+from flowfabric.server.long_polls import while_wanted
+from flowfabric.server.parameters import (
+    Cursor,
+    Namespace,
+    PageLimit,
+    Tag,
+    Wait,
+    find_flow,
+    read_tag,
+    read_wait,
+    visible_namespace,
+)
+from flowfabric.server.wire import U32, read_id, respond
+
+States = Annotated[
+    list[FlowState] | None, QueryParameter(name="state", description="Only in these; repeatable")
+]
+
+
+class FlowList(Struct):
+    """A page of flows; `next_cursor` is null on the last one."""
+
+    flows: list[dict[str, Any]]
+    next_cursor: str | None
+
+
+class EdgeGroupPolicy(Struct):
+    """`kind` is all_of, any_of or quorum, which needs `k`."""
+
+    kind: str
+    k: U32 | None = None
+    on_satisfied: str = "cancel_remaining"
+
+
+@get("/v1/flows", opt=needs("read"))
+async def list_flows(
+    request: Request[Any, Any, Any],
+    namespace: Namespace = None,
+    kind: FromQuery[str | None] = None,
+    states: States = None,
+    tag: Tag = None,
+    newest_first: FromQuery[bool] = True,
+    cursor: Cursor = None,
+    limit: PageLimit = 100,
+) -> Response[FlowList]:
+    """Flows that match every filter, by creation time, newest first."""
+    found = await engine_of(request).flow_views.page(
+        namespace=visible_namespace(caller_of(request), namespace),
+        kind=kind,
+        states=tuple(states or ()),
+        tag=read_tag(tag),
+        after=None if cursor is None else _read_cursor(cursor),
+        limit=limit,
+        newest_first=newest_first,
+    )
+    more = _write_cursor(found[-1]) if len(found) == limit else None
+    return respond(FlowList([document(flow) for flow in found], more))
+
+
+def _write_cursor(flow: Flow) -> str:
+    return f"{flow.created_at}.{flow.id.hex}"
+
+
+def _read_cursor(text: str) -> tuple[Millis, UUID]:
+    moment, _, key = text.partition(".")
+    try:
+        return Millis(int(moment)), UUID(hex=key)
+    except ValueError:
+        raise Invalid(f"not a cursor: {text[:80]!r}") from None
+
+
+@get("/v1/flows/{id:str}", opt=needs("read"))
+async def describe_flow(
+    request: Request[Any, Any, Any], id: FromPath[str]
+) -> Response[dict[str, Any]]:
+    """One flow: its graph revision, how many members are in which state, its joins."""
+    key, engine = await find_flow(request, id), engine_of(request)
+    found = await engine.flow_views.describe(key)
+    if found is None:
+        raise NotFound("flow", id)
+    joins = await engine.flow_views.groups(key)
+    return respond(
+        {
+            **document(found.flow),
+            "graph_revision": found.flow.revision,
+            "states": plain(found.states),
+            "edge_groups": {str(member): document(join) for member, join in joins.items()},
+        }
+    )
+
+
+@get("/v1/flows/{id:str}/members", opt=needs("read"))
+async def flow_members(
+    request: Request[Any, Any, Any],
+    id: FromPath[str],
+    cursor: Cursor = None,
+    limit: PageLimit = 100,
+) -> Response[dict[str, Any]]:
+    """Members by id, with their states."""
+    key, engine = await _existing(request, id), engine_of(request)
+    after = None if cursor is None else ExecutionId.member(key, read_id(cursor).uuid)
+    found = await engine.flow_views.members(key, after=after, limit=limit)
+    more = str(found[-1].id) if len(found) == limit else None
+    return respond({"members": [document(member) for member in found], "next_cursor": more})
+
+
+@get("/v1/flows/{id:str}/edges", opt=needs("read"))
+async def flow_edges(
+    request: Request[Any, Any, Any],
+    id: FromPath[str],
+    upstream: FromQuery[str | None] = None,
+    downstream: FromQuery[str | None] = None,
+) -> Response[dict[str, Any]]:
+    """Edges, or those that leave or enter one execution, with how they were settled."""
+    key, engine = await _existing(request, id), engine_of(request)
+    found = await engine.flow_views.edges(
+        key,
+        upstream=None if upstream is None else read_id(upstream),
+        downstream=None if downstream is None else read_id(downstream),
+    )
+    return respond({"edges": [document(edge) for edge in found]})
+
+
+@get("/v1/flows/{id:str}/wait", opt=needs("read", long=True))
+async def wait_for_flow(
+    request: Request[Any, Any, Any], id: FromPath[str], wait: Wait = "30s"
+) -> Response[dict[str, Any]]:
+    """Waits for all members: 200 with the flow, or 202 if some have not ended by then."""
+    key, engine = await _existing(request, id), engine_of(request)
+    waiting, _ = await while_wanted(request, engine.flow_views.wait(key, read_wait(wait)))
+    try:
+        return respond(document(waiting.result()))
+    except (TimeoutError, asyncio.CancelledError):
+        found = await engine.flow_views.get(key)
+        return respond(None if found is None else document(found), 202)
+
+
+@put("/v1/flows/{id:str}/edge-groups/{downstream:str}", opt=needs("submit"))
+async def set_edge_group(
+    request: Request[Any, Any, Any],
+    id: FromPath[str],
+    downstream: FromPath[str],
+    data: JSONBody[EdgeGroupPolicy],
+) -> Response[dict[str, Any]]:
+    """How many upstreams a member waits for; before its first edge."""
+    return await _set_edge_group(request, id, downstream, data)
+
+
+@post("/v1/flows/{id:str}/edge-groups/{downstream:str}", opt=needs("submit"), status_code=200)
+async def declare_edge_group(
+    request: Request[Any, Any, Any],
+    id: FromPath[str],
+    downstream: FromPath[str],
+    data: JSONBody[EdgeGroupPolicy],
+) -> Response[dict[str, Any]]:
+    """The same as PUT, for clients that declare it as they add edges."""
+    return await _set_edge_group(request, id, downstream, data)
+
+
+async def _set_edge_group(
+    request: Request[Any, Any, Any], id: str, downstream: str, data: EdgeGroupPolicy
+) -> Response[dict[str, Any]]:
+    key = await _existing(request, id)
+    member = ExecutionId.member(key, read_id(downstream).uuid)
+    changed = await engine_of(request).flows.set_join(key, member, _policy(data))
+    return respond({"set": changed})
+
+
+@post("/v1/flows/{id:str}/replay", opt=needs("operate"), status_code=200)
+async def replay_flow(
+    request: Request[Any, Any, Any], id: FromPath[str]
+) -> Response[dict[str, Any]]:
+    """Runs the members that did not succeed again."""
+    key = await _existing(request, id)
+    found = await engine_of(request).flows.replay(key)
+    return respond({"replayed": len(found)})
+
+
+@post("/v1/flows/{id:str}/seal", opt=needs("submit"), status_code=200)
+async def seal_flow(request: Request[Any, Any, Any], id: FromPath[str]) -> Response[dict[str, Any]]:
+    """Says that the graph is complete: no member or edge comes any more."""
+    key = await _existing(request, id)
+    return respond({"sealed": await engine_of(request).flows.seal(key)})
+
+
+async def _existing(request: Request[Any, Any, Any], id: str) -> UUID:
+    key = await find_flow(request, id)
+    if await engine_of(request).flow_views.get(key) is None:
+        raise NotFound("flow", id)
+    return key
+
+
+def _policy(data: EdgeGroupPolicy) -> JoinPolicy:
+    try:
+        rest = Rest(data.on_satisfied)
+    except ValueError:
+        raise Invalid("on_satisfied is cancel_remaining or let_run") from None
+    match data.kind:
+        case "all_of":
+            return AllOf()
+        case "any_of":
+            return AnyOf(rest)
+        case "quorum" if data.k:
+            return Quorum(data.k, rest)
+        case "quorum":
+            raise Invalid("a quorum needs k, at least 1")
+        case _:
+            raise Invalid("kind is all_of, any_of or quorum")
+
+
+HANDLERS = [
+    list_flows,
+    describe_flow,
+    flow_members,
+    flow_edges,
+    wait_for_flow,
+    set_edge_group,
+    declare_edge_group,
+    replay_flow,
+    seal_flow,
+]

@@ -1,0 +1,90 @@
+"""`/v1/admin/rotate-waitpoint-secret`: the keys that sign waitpoint tokens."""
+
+import asyncio
+import logging
+from typing import Any
+
+from litestar import Request, Response, post
+from litestar.params import JSONBody
+from msgspec import Struct
+
+from flowfabric.core.base.errors import RotationConflict
+from flowfabric.core.base.ids import PARTITIONS
+from flowfabric.server.access import caller_of, check_everywhere, needs
+from flowfabric.server.asgi import REQUEST_ID
+from flowfabric.server.context import context_of
+from flowfabric.server.errors import BODIES, ErrorBody
+from flowfabric.server.wire import respond
+
+audit = logging.getLogger("flowfabric.server.audit")
+
+ROTATION_TIME = 120.0
+
+
+class RotateSecret(Struct, kw_only=True):
+    """A secret as an even number of hexadecimal digits, and what its key is called."""
+
+    new_kid: str
+    new_secret_hex: str
+
+    def __repr__(self) -> str:
+        return f"RotateSecret({self.new_kid!r})"
+
+
+class RotatedSecret(Struct):
+    """In how many partitions the key is in use. All of them share one ring of keys."""
+
+    rotated: int
+    failed: list[int]
+    new_kid: str
+
+
+@post(
+    "/v1/admin/rotate-waitpoint-secret",
+    status_code=200,
+    opt=needs("admin", long=True),
+    operation_id="rotate_waitpoint_secret",
+    tags=["admin"],
+    responses=BODIES,
+)
+async def rotate_secret(
+    request: Request[Any, Any, Any], data: JSONBody[RotateSecret]
+) -> Response[RotatedSecret]:
+    """Signs new tokens with another key; tokens of the previous one stay valid for a while. One
+    rotation at a time."""
+    caller, context = caller_of(request), context_of(request)
+    check_everywhere(caller)
+    if context.rotating.locked():
+        return _refused(429, "a rotation is in progress", "rotation_in_progress", retryable=True)
+    async with context.rotating:
+        try:
+            async with asyncio.timeout(ROTATION_TIME):
+                await context.engine.keys.rotate(
+                    data.new_kid, data.new_secret_hex, grace=context.options.waitpoint_grace
+                )
+        except RotationConflict as conflict:
+            return _refused(400, str(conflict), conflict.code)
+        except TimeoutError:
+            text = "the rotation took too long; it is safe to repeat it"
+            return _refused(504, text, "rotation_timeout", retryable=True)
+    audit.info(
+        "waitpoint secret rotated: kid %s by %s",
+        data.new_kid,
+        caller.name,
+        extra={
+            "event": "waitpoint_secret_rotated",
+            "caller": caller.name,
+            "request_id": request.scope.get(REQUEST_ID),
+        },
+    )
+    return respond(RotatedSecret(PARTITIONS, [], data.new_kid))
+
+
+def _refused(status: int, text: str, code: str, *, retryable: bool | None = None) -> Response[Any]:
+    body = ErrorBody(error=text, code=code)
+    if retryable is not None:
+        body.retryable = retryable
+    return respond(body, status)
+
+
+HANDLERS = [rotate_secret]

@@ -1,0 +1,96 @@
+"""Lanes: what waits in them, and pausing, draining, resuming them."""
+
+from typing import Any
+
+from litestar import Request, Response, get, post, put
+from litestar.exceptions import NotFoundException
+from litestar.params import FromPath, JSONBody
+from msgspec import Struct
+
+from flowfabric.server.access import caller_of, check_everywhere, needs
+from flowfabric.server.context import engine_of
+from flowfabric.server.documents import document, plain
+from flowfabric.server.parameters import Cursor, Namespace, PageLimit, visible_namespace
+from flowfabric.server.wire import U32, respond
+
+
+class LaneChange(Struct):
+    """Why the lane is changed, for those who find it so."""
+
+    reason: str = ""
+
+
+class LaneSettings(Struct):
+    """`concurrency` 0 means any number."""
+
+    weight: U32 | None = None
+    concurrency: U32 | None = None
+
+
+@get("/v1/lanes", opt=needs("read"))
+async def list_lanes(
+    request: Request[Any, Any, Any], cursor: Cursor = None, limit: PageLimit = 100
+) -> Response[dict[str, Any]]:
+    """Lanes by name, with what operators have set."""
+    engine = engine_of(request)
+    names = await engine.lanes.list(after=cursor, limit=limit)
+    known = await engine.lanes.settings(names)
+    found = [document(known[name]) if name in known else _open(name) for name in names]
+    more = names[-1] if len(names) == limit else None
+    return respond({"lanes": found, "next_cursor": more})
+
+
+def _open(name: str) -> dict[str, Any]:
+    return {"name": name, "state": "active"}
+
+
+@get("/v1/lanes/{lane:str}", opt=needs("read"))
+async def describe_lane(
+    request: Request[Any, Any, Any], lane: FromPath[str], namespace: Namespace = None
+) -> Response[dict[str, Any]]:
+    """The settings of a lane, and how many executions of it are in which state."""
+    engine, caller = engine_of(request), caller_of(request)
+    place = visible_namespace(caller, namespace)
+    settings = await engine.lanes.get(lane)
+    counts = await engine.views.counts(namespace=place, lane=lane)
+    return respond({**document(settings), "counts": plain(counts.by_state)})
+
+
+@get("/v1/lanes/{lane:str}/explain", opt=needs("read"))
+async def explain_lane(
+    request: Request[Any, Any, Any], lane: FromPath[str], namespace: Namespace = None
+) -> Response[dict[str, Any]]:
+    """What the executions of a lane wait for, by reason."""
+    place = visible_namespace(caller_of(request), namespace)
+    return respond(document(await engine_of(request).explain.lane(lane, place)))
+
+
+@post("/v1/lanes/{lane:str}/{action:str}", opt=needs("operate"), status_code=200)
+async def change_lane(
+    request: Request[Any, Any, Any],
+    lane: FromPath[str],
+    action: FromPath[str],
+    data: JSONBody[LaneChange],
+) -> Response[dict[str, Any]]:
+    """`pause`: nothing of it is claimed. `drain`: what has begun goes on. `resume`: as before."""
+    lanes, caller = engine_of(request).lanes, caller_of(request)
+    check_everywhere(caller)
+    actions = {"pause": lanes.pause, "drain": lanes.drain, "resume": lanes.resume}
+    if action not in actions:
+        raise NotFoundException
+    changed = await actions[action](lane, by=caller.name, reason=data.reason)
+    return respond(document(changed))
+
+
+@put("/v1/lanes/{lane:str}", opt=needs("operate"))
+async def set_lane(
+    request: Request[Any, Any, Any], lane: FromPath[str], data: JSONBody[LaneSettings]
+) -> Response[dict[str, Any]]:
+    """Sets the weight of a lane, or how many of it may run at once."""
+    check_everywhere(caller_of(request))
+    lanes = engine_of(request).lanes
+    changed = await lanes.set(lane, weight=data.weight, concurrency=data.concurrency)
+    return respond(document(changed))
+
+
+HANDLERS = [list_lanes, describe_lane, explain_lane, change_lane, set_lane]

@@ -1,0 +1,121 @@
+"""Limits of a request: what its caller may do, the size of its body, and how long it may take.
+
+The size is checked from `Content-Length` before the handler runs, and again while the body
+arrives. A handler that reads no body has its body read and dropped, so that the limit holds there
+as well. Handlers set their own with `opt=needs(…, body=1 << 20)`; a handler that waits on purpose
+sets `long=True`, and only its body has the deadline then. A compressed body is refused: its size
+would say nothing about what it unpacks to.
+"""
+
+import asyncio
+from typing import Any
+
+from flowfabric.server.access import check_scope
+from flowfabric.server.asgi import App, Message, Receive
+from flowfabric.server.context import CONTEXT, ServerContext
+from flowfabric.server.errors import BodyTooLarge
+from flowfabric.server.wire import EMPTY, BodyError
+
+DEFAULT_BODY = 64 * 1024
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+
+
+class RequestLimits:
+    """An ASGI middleware that runs when the route is known."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        check_scope(scope)  # before the body is looked at
+        handler: Any = scope["route_handler"]
+        has_body = scope["method"] in _WITH_BODY
+        context: ServerContext = scope["litestar_app"].state[CONTEXT]
+        seconds = context.options.request_timeout / 1000
+        async with asyncio.timeout(seconds) as deadline:
+            if has_body:
+                receive = await _limited(scope, receive, handler)
+            if handler.opt.get("long"):
+                # Only what the handler does may take longer, not what it is sent.
+                deadline.reschedule(None)
+                if has_body:
+                    receive = _timely(receive, asyncio.get_running_loop().time() + seconds)
+            await self._app(scope, receive, send)
+
+
+async def _limited(scope: Any, receive: Receive, handler: Any) -> Receive:
+    """The body, up to the limit of the route."""
+    limit = handler.opt.get("body", DEFAULT_BODY)
+    route = scope.get("path_template", scope["path"])
+    _check_headers(scope["headers"], limit, route)
+    counted = _counted(receive, limit, route)
+    if "data" in handler.parsed_fn_signature.parameters:
+        return _never_empty(counted, scope)
+    if not handler.opt.get("raw"):
+        await _drop_body(counted)
+    return counted
+
+
+def _check_headers(headers: Any, limit: int, route: str) -> None:
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit() and int(value) > limit:
+            raise BodyTooLarge(limit, route)
+        if name == b"content-encoding" and value.lower() != b"identity":
+            raise BodyError(415, "send the body without a Content-Encoding")
+
+
+def _timely(receive: Receive, end: float) -> Receive:
+    """The body, which must be here by then; what comes after it (that the client leaves) has no
+    deadline."""
+    whole = False
+
+    async def read() -> Message:
+        nonlocal whole
+        async with asyncio.timeout_at(None if whole else end):
+            message = await receive()
+        whole = whole or not message.get("more_body")
+        return message
+
+    return read
+
+
+def _counted(receive: Receive, limit: int, route: str) -> Receive:
+    taken = 0
+
+    async def counted() -> Message:
+        nonlocal taken
+        message = await receive()
+        if message["type"] == "http.request":
+            taken += len(message["body"])
+            if taken > limit:
+                raise BodyTooLarge(limit, route)
+        return message
+
+    return counted
+
+
+def _never_empty(receive: Receive, scope: Any) -> Receive:
+    """Litestar does not decode an empty body: a blank stands for it, and the scope says so."""
+    empty = True
+
+    async def read() -> Message:
+        nonlocal empty
+        message = await receive()
+        if message["type"] == "http.request":
+            empty = empty and not message["body"]
+            if empty and not message.get("more_body"):
+                scope[EMPTY] = True
+                return {**message, "body": b" "}
+        return message
+
+    return read
+
+
+async def _drop_body(receive: Receive) -> None:
+    while True:
+        message = await receive()
+        if message["type"] != "http.request" or not message.get("more_body"):
+            return

@@ -1,0 +1,59 @@
+"""The OpenAPI document: every route with its answers and errors, at `/v1/openapi.json`."""
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from litestar import Litestar, Request, Response, get
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme
+from msgspec import json
+
+from flowfabric.server.access import SCOPE
+from flowfabric.server.errors import BODIES, CHANGES, READS
+
+OPENAPI = OpenAPIConfig(
+    title="FlowFabric",
+    version="1",
+    description="Durable execution over HTTP.",
+    path="/v1/openapi",
+    render_plugins=[JsonRenderPlugin()],  # the others load scripts from another host
+    use_handler_docstrings=True,
+    components=Components(
+        security_schemes={"token": SecurityScheme(type="http", scheme="bearer")},
+    ),
+)
+
+
+@get("/v1/openapi.json", include_in_schema=False)
+async def openapi_document(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """This document."""
+    return Response(_document(request.app), media_type="application/json")
+
+
+@cache
+def _document(app: Litestar) -> bytes:
+    return json.encode(app.openapi_schema.to_schema())
+
+
+def describe(noun: str, handlers: Iterable[Any]) -> list[HTTPRouteHandler]:
+    """The handlers of a noun, with what the document says of each beside its docstring: a stable
+    name, the errors that every route may answer with, and whether it needs an access token."""
+    found: list[HTTPRouteHandler] = list(handlers)
+    for handler in found:
+        handler.operation_id = handler.operation_id or handler.fn.__name__
+        handler.tags = handler.tags or [noun]
+        handler.responses = {**_errors(handler), **(handler.responses or {})}
+        if SCOPE in handler.opt:
+            handler.security = [{"token": []}]
+    return found
+
+
+def _errors(handler: HTTPRouteHandler) -> dict[int, Any]:
+    if handler.http_methods == {"GET"}:
+        return dict(READS)
+    if "data" in handler.parsed_fn_signature.parameters:
+        return {**CHANGES, **BODIES}
+    return dict(CHANGES)

@@ -1,0 +1,195 @@
+"""The whole at a glance: counts, failures, what waits for people, what this server can do."""
+
+import asyncio
+from importlib.metadata import version
+from typing import Any
+
+from litestar import Request, Response, get
+from litestar.params import FromQuery
+from msgspec import Struct
+
+from flowfabric.core.base.errors import Invalid, NotFound
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
+from flowfabric.core.wait.waitpoint import OpenWaitpoint
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.wait.suspensions import SuspendedExecution
+from flowfabric.server.access import caller_of, check_everywhere, needs
+from flowfabric.server.context import context_of, engine_of
+from flowfabric.server.documents import document, plain
+from flowfabric.server.overview_reader import OverviewAnswer
+from flowfabric.server.parameters import Cursor, Namespace, PageLimit, visible_namespace
+from flowfabric.server.wire import read_id, respond
+
+MOMENT_DIGITS = 15
+"""Of a moment in the year 9999."""
+
+CAPABILITIES = (
+    "cancel_execution",
+    "change_priority",
+    "replay_execution",
+    "revoke_lease",
+    "read_execution_state",
+    "read_execution_info",
+    "get_execution_result",
+    "budget_admin",
+    "quota_admin",
+    "rotate_waitpoint_hmac_secret_all",
+    "seed_waitpoint_hmac_secret",
+    "list_pending_waitpoints",
+    "cancel_flow_header",
+    "cancel_flow_wait_timeout",
+    "cancel_flow_wait_indefinite",
+    "ack_cancel_member",
+    "claim_for_worker",
+    "issue_reclaim_grant",
+    "prepare",
+    "subscribe_lease_history",
+    "subscribe_completion",
+    "subscribe_signal_delivery",
+    "stream_durable_summary",
+    "stream_best_effort_live",
+    "register_worker",
+    "heartbeat_worker",
+    "mark_worker_dead",
+    "list_expired_leases",
+    "list_workers",
+    "release_admission",
+    "read_quota_policy_limits",
+    "block_execution_for_admission",
+    "read_budget_usage_and_limits",
+)
+"""What the record of the original names and every store of ours does."""
+
+
+class Capabilities(Struct):
+    """Who answers, and which operations exist."""
+
+    family: str
+    version: str
+    stage: str
+    capabilities: dict[str, bool]
+
+
+@get("/v1/capabilities", opt=needs("read"))
+async def capabilities(request: Request[Any, Any, Any]) -> Response[Capabilities]:
+    """The capability record: identity and flat booleans."""
+    known = {**dict.fromkeys(CAPABILITIES, True), "subscribe_instance_tags": False}
+    store = engine_of(request).store.name
+    return respond(Capabilities(store, version("flowfabric"), "production", known))
+
+
+@get("/v1/overview", opt=needs("read"))
+async def overview(
+    request: Request[Any, Any, Any], namespace: Namespace = None
+) -> Response[OverviewAnswer]:
+    """What is going on, in one answer: computed at most once a second, however many ask. Counts
+    end at 100,000; `capped` names those that do."""
+    caller, engine = caller_of(request), engine_of(request)
+    place = visible_namespace(caller, namespace)
+    return respond(await context_of(request).overviews.read(engine, place))
+
+
+@get("/v1/counts", opt=needs("read"))
+async def counts(
+    request: Request[Any, Any, Any],
+    namespace: Namespace = None,
+    lane: FromQuery[str | None] = None,
+) -> Response[dict[str, Any]]:
+    """How many executions are in each state; `capped` names those that are at least so many."""
+    place = visible_namespace(caller_of(request), namespace)
+    return respond(document(await engine_of(request).views.counts(namespace=place, lane=lane)))
+
+
+@get("/v1/failures", opt=needs("read"))
+async def failures(
+    request: Request[Any, Any, Any],
+    namespace: Namespace = None,
+    kind: FromQuery[str | None] = None,
+    since: FromQuery[int | None] = None,
+) -> Response[dict[str, Any]]:
+    """Failed executions, grouped by kind and error."""
+    place = visible_namespace(caller_of(request), namespace)
+    moment = None if since is None else Millis(since)
+    found = await engine_of(request).views.failures(kind=kind, namespace=place, since=moment)
+    return respond(document(found))
+
+
+@get("/v1/suspended", opt=needs("read"))
+async def suspended(
+    request: Request[Any, Any, Any],
+    namespace: Namespace = None,
+    cursor: Cursor = None,
+    limit: PageLimit = 100,
+) -> Response[dict[str, Any]]:
+    """Suspended executions, the one that has waited longest first, with why they wait."""
+    place = visible_namespace(caller_of(request), namespace)
+    after = None if cursor is None else _read_cursor(cursor)
+    found = await engine_of(request).suspensions.suspended(
+        namespace=place, after=after, limit=limit
+    )
+    more = _write_cursor(found[-1]) if len(found) == limit else None
+    return respond({"executions": [document(each) for each in found], "next_cursor": more})
+
+
+@get("/v1/waitpoints", opt=needs("read"))
+async def waitpoints(
+    request: Request[Any, Any, Any],
+    namespace: Namespace = None,
+    cursor: Cursor = None,
+    limit: PageLimit = 100,
+) -> Response[dict[str, Any]]:
+    """The open waitpoints of suspended executions, page by page of executions, never with their
+    tokens: what people may be asked to decide."""
+    caller, engine = caller_of(request), engine_of(request)
+    place = visible_namespace(caller, namespace)
+    after = None if cursor is None else _read_cursor(cursor)
+    found = await engine.suspensions.suspended(namespace=place, after=after, limit=limit)
+    # Side by side, they share their statements.
+    known = await asyncio.gather(*(_waitpoints(engine, each) for each in found))
+    open = [
+        {**document(waitpoint), "since": each.since, "reason": each.reason, "kind": each.kind}
+        for each, waitpoints in zip(found, known, strict=True)
+        for waitpoint in waitpoints
+    ]
+    more = _write_cursor(found[-1]) if len(found) == limit else None
+    return respond({"waitpoints": open, "next_cursor": more})
+
+
+async def _waitpoints(engine: Engine, suspended: SuspendedExecution) -> list[OpenWaitpoint]:
+    try:
+        return await engine.suspensions.waitpoints(suspended.id)
+    except NotFound:  # deleted in this moment
+        return []
+
+
+@get("/v1/leases/expired", opt=needs("read"))
+async def expired_leases(
+    request: Request[Any, Any, Any], limit: PageLimit = 100
+) -> Response[dict[str, Any]]:
+    """Leases that ran out and were not taken over yet, for a supervisor that reclaims."""
+    check_everywhere(caller_of(request))
+    found = await engine_of(request).claims.expired(limit=limit)
+    return respond({"leases": [plain(each) for each in found]})
+
+
+def _write_cursor(each: SuspendedExecution) -> str:
+    return f"{each.since}~{each.id}"
+
+
+def _read_cursor(text: str) -> tuple[Millis, ExecutionId]:
+    moment, _, id = text.partition("~")
+    if not moment.isdecimal() or len(moment) > MOMENT_DIGITS:
+        raise Invalid(f"not a cursor: {text[:80]!r}")
+    return Millis(int(moment)), read_id(id)
+
+
+HANDLERS = [
+    capabilities,
+    overview,
+    counts,
+    failures,
+    suspended,
+    waitpoints,
+    expired_leases,
+]

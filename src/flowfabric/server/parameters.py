@@ -1,0 +1,78 @@
+"""What paths and queries name: executions, flows, pages, times to wait, tags."""
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from litestar import Request
+from litestar.params import QueryParameter
+
+from flowfabric.core.access.token import Identity
+from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.ids import ExecutionId, parse_run_id
+from flowfabric.core.base.time import parse_span
+from flowfabric.server.access import caller_of, check_flow, check_namespace, check_run
+from flowfabric.server.context import engine_of
+from flowfabric.server.wire import read_uuid_text
+
+MAX_WAIT = 30.0
+MAX_PAGE = 1000
+
+Cursor = Annotated[str | None, QueryParameter(description="The `next_cursor` of the page before")]
+PageLimit = Annotated[
+    int, QueryParameter(ge=1, le=MAX_PAGE, description=f"At most so many, up to {MAX_PAGE}")
+]
+Wait = Annotated[str | None, QueryParameter(description="How long to wait, up to 30s: 500ms, 20s")]
+Namespace = Annotated[str | None, QueryParameter(description="Only of this namespace")]
+Tag = Annotated[str | None, QueryParameter(description="Only with this tag: key=value")]
+
+
+async def find_run(request: Request[Any, Any, Any], text: str) -> ExecutionId:
+    """The execution that a path names, tagged or by its uuid alone, if the caller sees it. One that
+    it does not see is refused by the id as it was given: the partition would say that it exists."""
+    caller, engine = caller_of(request), engine_of(request)
+    parsed = parse_run_id(text)
+    if isinstance(parsed, ExecutionId):
+        await check_run(caller, engine, parsed)
+        return parsed
+    await check_run(caller, engine, ExecutionId.anywhere(parsed))
+    (found,) = await engine.views.locate([parsed])
+    return found
+
+
+async def find_flow(request: Request[Any, Any, Any], text: str) -> UUID:
+    """The flow that a path names, if the caller sees it."""
+    id = read_uuid_text(text, "flow")
+    await check_flow(caller_of(request), engine_of(request), id)
+    return id
+
+
+def visible_namespace(caller: Identity, asked: str | None) -> str | None:
+    """The namespace that a list is limited to. A caller that sees only some must name one of them,
+    and is refused for any other, whether there is anything in it or not."""
+    if asked is None and not caller.sees_all:
+        seen = sorted(caller.namespaces or ())
+        if len(seen) == 1:
+            return seen[0]
+        raise Invalid(f"name one of your namespaces: {', '.join(seen)}")
+    if asked is not None:
+        check_namespace(caller, asked)
+    return asked
+
+
+def read_wait(text: str | None) -> float:
+    """Seconds to wait, 0 if none were asked for."""
+    if text is None:
+        return 0.0
+    seconds = parse_span(text, "wait") / 1000
+    if seconds > MAX_WAIT:
+        raise Invalid("wait is at most 30s; repeat the request to wait longer")
+    return seconds
+
+
+def read_tag(text: str | None) -> tuple[str, str] | None:
+    if text is None:
+        return None
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise Invalid("a tag is given as key=value")
+    return key, value

@@ -1,0 +1,72 @@
+"""`/v1/quotas`: create a quota. Its name in the engine is the text of its uuid."""
+
+from typing import Any
+
+from litestar import Request, Response, post
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import JSONBody
+from msgspec import Struct
+
+from flowfabric.core.base.numbers import MAX_COUNT
+from flowfabric.core.base.time import Millis
+from flowfabric.core.limit.quota import Quota, Rate
+from flowfabric.server.access import caller_of, check_everywhere, needs
+from flowfabric.server.context import engine_of
+from flowfabric.server.errors import BODIES
+from flowfabric.server.wire import U64, Now, Tagged, UuidText, optional_uuid, respond
+
+DEFAULT_WINDOW = 60
+"""The window of a rate that names none, in seconds."""
+
+
+class CreateQuota(Struct, kw_only=True):
+    """0 is no limit; a window of 0 is a minute."""
+
+    window_seconds: U64
+    max_requests_per_window: U64
+    max_concurrent: U64
+    quota_policy_id: UuidText | None = None
+    now: Now = None
+
+
+class QuotaIdentity(Struct):
+    quota_policy_id: str
+
+
+class CreateQuotaAnswer(Tagged):
+    Created: QuotaIdentity | None = None
+    AlreadySatisfied: QuotaIdentity | None = None
+
+
+@post(
+    "/v1/quotas",
+    opt=needs("operate"),
+    operation_id="create_quota",
+    tags=["quotas"],
+    responses=BODIES
+    | {200: ResponseSpec(CreateQuotaAnswer, generate_examples=False, description="It existed.")},
+)
+async def create_quota(
+    request: Request[Any, Any, Any], data: JSONBody[CreateQuota]
+) -> Response[CreateQuotaAnswer]:
+    """Creates a quota; one that exists stays as it is."""
+    check_everywhere(caller_of(request))
+    engine = engine_of(request)
+    id = str(optional_uuid(data.quota_policy_id, "quota_policy_id") or engine.suspensions.new_id())
+    if await engine.quotas.create(_quota(data, id)):
+        return respond(CreateQuotaAnswer(Created=QuotaIdentity(id)), 201)
+    return respond(CreateQuotaAnswer(AlreadySatisfied=QuotaIdentity(id)))
+
+
+def _quota(data: CreateQuota, id: str) -> Quota:
+    rate = None
+    if data.max_requests_per_window:
+        window = Millis((data.window_seconds or DEFAULT_WINDOW) * 1000)
+        rate = Rate(data.max_requests_per_window, window)
+    concurrency = data.max_concurrent or None
+    if rate is None and concurrency is None:
+        concurrency = MAX_COUNT  # the engine knows no quota without a limit
+    return Quota(name=id, concurrency=concurrency, rate=rate)
+
+
+HANDLERS = [create_quota]
