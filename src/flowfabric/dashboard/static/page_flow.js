@@ -1,0 +1,79 @@
+// One flow: its graph with live states, and its members as a list.
+import { get, part, post } from "./api.js";
+import { h, render } from "./dom.js";
+import { badge, moment, number, plural, uuidOf, word } from "./format.js";
+import { Graph } from "./graph.js";
+import { act, ask, card, head, table } from "./ui.js";
+
+const PAGE = 1000;
+const DRAWN = 2000;
+const LISTED = 200;
+
+export function flow({ rest, can, refresh: again }) {
+  const path = `v1/flows/${part(rest[0])}`;
+  let graph = null;
+  const top = h("div", { class: "stack" }, h("p", { class: "muted" }, "Loading…"));
+  const picture = h("div", {});
+  const members = h("div", {});
+  const element = h("div", { class: "stack" }, top, picture, members);
+
+  async function refresh() {
+    const [found, all, edges] = await Promise.all([get(path), everyMember(path), get(`${path}/edges`)]);
+    document.title = `${found.kind} · FlowFabric`;
+    render(top, head(found.kind || "Flow", [badge(found.state), " ", h("span", { class: "mono small" }, found.id)], actions(found)), tiles(found));
+    draw(all, edges.edges.map(shape));
+    render(members, card("Members", list(all), { flush: true, extra: h("span", { class: "muted small" }, plural(all.length, "member")) }));
+  }
+
+  function draw(all, edges) {
+    if (all.length > DRAWN) return render(picture, card("Graph", h("p", { class: "muted" }, `${number(all.length)} members are too many to draw; the list below has the first ${LISTED}.`)));
+    const nodes = all.map((member) => ({ id: uuidOf(member.id), uuid: uuidOf(member.id), name: member.name || member.kind, kind: member.kind, state: member.state }));
+    if (graph?.shows(nodes, edges)) return graph.update(nodes, edges);
+    graph = new Graph(nodes, edges);
+    const hint = h("span", { class: "muted small wide-only" }, "Drag to move, wheel or + and − to zoom, 0 to fit, Tab to go from node to node");
+    return render(picture, card("Graph", graph.element, { flush: true, extra: hint }));
+  }
+
+  function actions(found) {
+    if (!can("operate")) return [];
+    const failed = (found.ended.failed ?? 0) + (found.ended.cancelled ?? 0) + (found.ended.expired ?? 0) + (found.ended.skipped ?? 0);
+    return failed && found.ended_at ? [h("button", { type: "button", class: "primary", "data-key": "replay", onclick: (event) => replay(event.target) }, "Replay what did not succeed…")] : [];
+  }
+
+  async function replay(button) {
+    const given = await ask({ title: "Replay this flow?", text: "The members that did not succeed run again; the results of the others stay.", confirm: "Replay" });
+    if (given) await act(button, () => post(`${path}/replay`), (answer) => `${plural(answer.replayed, "member")} replayed`);
+    await again();
+  }
+  return { title: "Flow", element, refresh };
+}
+
+async function everyMember(path) {
+  const found = [];
+  let cursor = null;
+  do {
+    const page = await get(`${path}/members`, { cursor, limit: PAGE });
+    found.push(...page.members);
+    cursor = page.next_cursor;
+  } while (cursor && found.length <= DRAWN);
+  return found;
+}
+
+function shape({ edge, outcome }) {
+  const on = String(edge.on ?? "success").replace(/^on_/, "");
+  const done = outcome === null ? null : on === "any" || (on === "success") === (outcome === "success");
+  return { id: edge.id, from: edge.upstream, to: edge.downstream, done };
+}
+
+function tiles(found) {
+  const shown = Object.entries(found.states).filter(([, value]) => value);
+  return h("div", { class: "tiles" }, [["members", found.nodes], ["edges", found.edges], ...shown].map(([name, value]) =>
+    h("div", { class: "tile" }, h("b", {}, number(value)), h("span", {}, word(name)))),
+  h("div", { class: "tile" }, h("b", {}, moment(found.created_at)), h("span", {}, "created")));
+}
+
+function list(all) {
+  return table([["Member", "name"], ["State"], ["Task"]], all.slice(0, LISTED).map((member) => h("tr", {},
+    h("td", { class: "name" }, h("a", { class: "cut", title: member.name, href: `#/executions/${uuidOf(member.id)}`, "data-key": member.id }, member.name || member.kind)),
+    h("td", {}, badge(member.state)), h("td", { class: "wide" }, h("span", { class: "cut", title: member.kind }, member.kind)))), { caption: "Members of the flow" });
+}
