@@ -13,15 +13,25 @@ from flowfabric.cli import (
     runs,
     schedules,
     steps,
+    streams,
+    tokens,
     waitpoints,
+    webhooks,
     workers,
 )
 from flowfabric.cli.approvals import approve, reject, signal
+from flowfabric.cli.audit import audit
+from flowfabric.cli.backup import backup_store
 from flowfabric.cli.command import command
 from flowfabric.cli.demo import demo
+from flowfabric.cli.doctor import doctor
 from flowfabric.cli.errors import EPILOG, Root
+from flowfabric.cli.promote import promote_store
+from flowfabric.cli.prove import prove_store
+from flowfabric.cli.server import server
 from flowfabric.cli.store import ShowVersion, migrate, version
 from flowfabric.cli.submit import submit
+from flowfabric.cli.top import top
 from flowfabric.cli.why import why
 from flowfabric.cli.worker import worker
 from flowfabric.cli.working import new_event_loop
@@ -44,9 +54,12 @@ def root(show_version: ShowVersion = False) -> None:
 
 app.command()(demo)
 command(app, loop_factory=new_event_loop)(worker)
+app.command()(server)
 command(app)(submit)
 app.add_typer(runs.app, name="run")
 runs.app.add_typer(steps.app, name="step")
+command(runs.app)(streams.stream)
+command(runs.app)(streams.summary)
 command(app)(why)
 app.add_typer(flows.app, name="flow")
 command(app)(signal)
@@ -55,12 +68,20 @@ command(app)(reject)
 command(app)(runs.resume)
 app.add_typer(waitpoints.app, name="waitpoints")
 app.add_typer(keys.app, name="keys")
+app.add_typer(tokens.app, name="tokens")
+command(app)(audit)
 app.add_typer(lanes.app, name="lanes")
 app.add_typer(quotas.app, name="quotas")
 app.add_typer(budgets.app, name="budgets")
 app.add_typer(schedules.app, name="schedules")
 app.add_typer(workers.app, name="workers")
+app.add_typer(webhooks.app, name="webhooks")
 app.add_typer(grants.app, name="grants")
 app.add_typer(leases.app, name="lease")
 app.command()(migrate)
+command(app, "promote")(promote_store)
+command(app)(doctor)
+command(app, "prove")(prove_store)
+command(app)(top)
+command(app, "backup")(backup_store)
 app.command()(version)

@@ -22,11 +22,18 @@ from flowfabric.fabric import URL_VARIABLE, Fabric
 from flowfabric.store.open import sqlite_path
 from flowfabric.worker.api.ids import find_ids
 
-Command = Callable[..., Awaitable[ExitCode | None]]
+Command = Callable[..., Awaitable[int | None]]
 C = TypeVar("C", bound=Command)
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
-_HANDED_IN = (Application, Engine, Fabric, Screen)
+
+class StoreUrl(str):
+    """The URL of a store, for commands that open it in their own way."""
+
+    __slots__ = ()
+
+
+_HANDED_IN = (Application, Engine, Fabric, Screen, StoreUrl)
 
 
 def _remember_debug(ctx: Context, value: bool) -> bool:
@@ -60,7 +67,8 @@ Url = Annotated[
     Option(
         "--url",
         envvar=URL_VARIABLE,
-        help="The store: sqlite:///work.db or postgresql://user@host/database.",
+        help="The store: sqlite:///work.db or postgresql://user@host/database; or a server:"
+        " https://host:9090, with a token in FLOWFABRIC_TOKEN.",
     ),
 ]
 AppUrl = Annotated[str | None, Option("--url", help="Another store than the application's.")]
@@ -83,8 +91,8 @@ def command(
     app: Typer, name: str | None = None, *, loop_factory: LoopFactory | None = None
 ) -> Callable[[C], C]:
     """Makes a coroutine function a command of `app`. Parameters of the types Engine, Fabric,
-    Application and Screen are handed in; the others are its arguments and options. It may return
-    an exit code."""
+    StoreUrl, Application and Screen are handed in; the others are its arguments and options. It
+    may return an exit code."""
 
     def register(function: C) -> C:
         app.command(name)(_entry(function, loop_factory))
@@ -107,7 +115,7 @@ def _entry(function: Command, loop_factory: LoopFactory | None) -> Callable[...,
         if Application in names:  # imported before an event loop runs, as its author expects
             values[Application] = load_application(options.pop("app"), url)
 
-        async def work() -> ExitCode | None:
+        async def work() -> int | None:
             async with _store(url, names) as opened:
                 found = {**values, **opened}
                 for name in runs:
@@ -130,7 +138,7 @@ def _signature(typed: list[Parameter], names: Container[type]) -> inspect.Signat
     if Application in names:
         own.insert(0, _parameter("app", App))
         shared.insert(0, _parameter("url", AppUrl, None))
-    elif Engine in names or Fabric in names:
+    elif Engine in names or Fabric in names or StoreUrl in names:
         shared.insert(0, _parameter("url", Url, None))
     return inspect.Signature([*own, *shared])
 
@@ -142,11 +150,14 @@ def _parameter(name: str, annotation: object, default: object = Parameter.empty)
 @asynccontextmanager
 async def _store(url: str | None, names: Container[type]) -> AsyncIterator[dict[type, Any]]:
     """What a command gets of the store, if it asks for any of it."""
-    if Engine not in names and Fabric not in names:
+    if Engine not in names and Fabric not in names and StoreUrl not in names:
         yield {}
         return
     address = check_url(url)
-    _check_exists(address)
+    check_exists(address)
+    if StoreUrl in names:
+        yield {StoreUrl: StoreUrl(address)}
+        return
     async with Fabric(address) as fabric:
         yield {Fabric: fabric, Engine: await fabric.engine()}
 
@@ -165,7 +176,7 @@ def check_url(url: str | None) -> str:
     return url
 
 
-def _check_exists(url: str) -> None:
+def check_exists(url: str) -> None:
     """Looking at runs must not make a new database out of a mistyped path."""
     if not url.startswith("sqlite://"):
         return

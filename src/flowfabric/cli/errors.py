@@ -28,7 +28,7 @@ from flowfabric.core.base.errors import (
     Unavailable,
 )
 
-TOKEN_VARIABLE = "FLOWFABRIC_TOKEN"  # noqa: S105 - a name, not a token
+TOKEN_VARIABLE = "FLOWFABRIC_WAITPOINT_TOKEN"  # noqa: S105 - a name, not a token
 DEBUG = "flowfabric.debug"
 AS_JSON = "flowfabric.json"
 

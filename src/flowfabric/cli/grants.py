@@ -200,7 +200,7 @@ async def redeem(  # noqa: PLR0913 - the options are the interface
                 run, who, ttl=length, lease_id=lease_id, key=key, attempt=new
             )
             claim = _reclaimed(run, answer)
-    _print_lease(engine, screen, claim)
+    await _print_lease(engine, screen, claim)
 
 
 def _reclaimed(
@@ -228,11 +228,11 @@ async def take(
 ) -> None:
     """Claim a waiting run as an operator in one step, no matter what it requires."""
     claim = await engine.grants.take(run, ttl=parse_span(ttl, "--ttl"), lease_id=lease_id)
-    _print_lease(engine, screen, claim)
+    await _print_lease(engine, screen, claim)
 
 
-def _print_lease(engine: Engine, screen: Screen, claim: Claim) -> None:
-    handle = engine.attempts.seal(claim)
+async def _print_lease(engine: Engine, screen: Screen, claim: Claim) -> None:
+    handle = await engine.grants.handle_of(claim)
     lease = {
         "id": str(claim.uuid),
         "kind": str(claim.handle_kind),

@@ -4,17 +4,15 @@ Members keep the names they have in the engine. Ids of runs are UUIDs, moments I
 enumerations words, bytes the JSON or the text they contain. Attempts count from 1.
 """
 
-import base64
-from collections.abc import Mapping
 from datetime import datetime
 from enum import Enum, IntEnum
 from typing import Any
 from uuid import UUID
 
-import msgspec
 from msgspec import Struct
 
 from flowfabric.core.base.ids import RunId, without_tags
+from flowfabric.core.base.plain import plain_bytes, plain_members, plain_value
 from flowfabric.core.base.time import Millis, from_datetime
 from flowfabric.core.base.time import iso as iso
 
@@ -25,8 +23,7 @@ _MOMENTS = frozenset({"at", "until", "since"})
 
 def document(value: Struct) -> Document:
     """The members of a value, ready for JSON."""
-    names = [name for name in value.__struct_fields__ if name != "unknown"]
-    return {name: plain(name, getattr(value, name)) for name in names}
+    return plain_members(value, _leaf)
 
 
 def counted(value: Struct) -> Document:
@@ -37,20 +34,10 @@ def counted(value: Struct) -> Document:
 
 
 def plain(name: str, value: object) -> Any:
-    match value:
-        case Struct():
-            return document(value)
-        case Mapping():
-            return {str(key): plain(str(key), item) for key, item in value.items()}
-        case list() | tuple() | set() | frozenset():
-            return [plain("", item) for item in value]
-        case bytes():
-            return body(value)
-        case _:
-            return _simple(name, value)
+    return plain_value(name, value, _leaf)
 
 
-def _simple(name: str, value: object) -> Any:
+def _leaf(name: str, value: object) -> Any:
     match value:
         case IntEnum():
             return value.name.lower()
@@ -70,13 +57,4 @@ def _simple(name: str, value: object) -> Any:
             return value
 
 
-def body(data: bytes) -> Any:
-    """A payload, a result or the detail of a failure: JSON if it is, else text, else base64."""
-    try:
-        return msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(data).decode()}
+body = plain_bytes

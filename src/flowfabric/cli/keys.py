@@ -9,7 +9,7 @@ from typer import Option, Typer
 from flowfabric.cli.command import command
 from flowfabric.cli.format import local
 from flowfabric.cli.output import Screen
-from flowfabric.cli.parse import read_source
+from flowfabric.cli.parse import read_source, user_name
 from flowfabric.cli.table import Table
 from flowfabric.core.base.time import Millis, parse_span
 from flowfabric.core.wait.keyring import AlreadySeeded, Noop, kid_of
@@ -58,7 +58,7 @@ async def seed(
 ) -> None:
     """Install the first key. It never replaces a key: `rotate` does."""
     kid, secret = _key(kid, secret_file)
-    answer = await engine.keys.seed(kid, secret)
+    answer = await engine.keys.seed(kid, secret, by=user_name(None))
     if isinstance(answer, AlreadySeeded):
         same = "with this secret" if answer.same_secret else "with another secret"
         known = {"kid": kid, "seeded": False, "same_secret": answer.same_secret}
@@ -78,7 +78,7 @@ async def rotate(
     """Sign with a new key from now on; other processes follow within a second."""
     span = parse_span(grace, "--grace")
     kid, secret = _key(kid, secret_file)
-    answer = await engine.keys.rotate(kid, secret, grace=span)
+    answer = await engine.keys.rotate(kid, secret, grace=span, by=user_name(None))
     if isinstance(answer, Noop):
         screen.answer({"kid": kid, "rotated": False}, f"{kid} is the current key already")
         return

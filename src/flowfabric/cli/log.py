@@ -22,9 +22,17 @@ class TextFormatter(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s")
+        self._second = (-1, "", "")
+        """The last second that was written, its text, and that of its zone."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        return datetime.fromtimestamp(record.created).astimezone().isoformat(" ", "milliseconds")
+        known, text, zone = self._second
+        second = int(record.created)
+        if second != known:
+            shown = datetime.fromtimestamp(second).astimezone().isoformat(" ")
+            text, zone = shown[:19], shown[19:]
+            self._second = (second, text, zone)
+        return f"{text}.{int(record.msecs):03d}{zone}"
 
 
 class JsonFormatter(logging.Formatter):

@@ -9,9 +9,10 @@ from typing import Annotated
 from typer import Context, Exit, Option
 
 from flowfabric.cli.command import AsJson, Debug, Url, check_url
-from flowfabric.cli.errors import AS_JSON
+from flowfabric.cli.errors import AS_JSON, CommandError, ExitCode
 from flowfabric.cli.output import Screen
 from flowfabric.core.base.redact import redact
+from flowfabric.remote.connection import is_server
 from flowfabric.store.open import open_store
 
 
@@ -21,6 +22,9 @@ def migrate(url: Url = None, as_json: AsJson = False, debug: Debug = False) -> N
     Workers do this when they start; the command is for deployments that migrate first.
     """
     address = check_url(url)
+    if is_server(address):
+        text = "a schema is brought up to date in its database: give --url of the database"
+        raise CommandError(text, ExitCode.USAGE, "needs_database")
     number, shown = asyncio.run(_migrate(address)), redact(address)
     Screen(as_json).answer(
         {"url": shown, "version": number}, f"{shown} is at schema version {number}"

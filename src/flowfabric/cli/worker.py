@@ -40,6 +40,10 @@ async def worker(  # noqa: PLR0913 - the options are the interface
     ttl: Annotated[
         str, Option(help="The length of a lease: after it, the loss of a worker is noticed.")
     ] = "30s",
+    webhooks: Annotated[bool, Option("--webhooks", help="Deliver the webhooks as well.")] = False,
+    metrics_listen: Annotated[
+        str | None, Option(metavar="HOST:PORT", help="Serve /metrics for Prometheus there.")
+    ] = None,
     log_level: Annotated[
         Level, Option(case_sensitive=False, help="Log this and what is more severe.")
     ] = Level.INFO,
@@ -64,6 +68,7 @@ async def worker(  # noqa: PLR0913 - the options are the interface
         processes=processes,
         ttl=ttl,
         drain=drain,
+        webhooks=webhooks,
     )
     start_log(log_level, as_json=log_json or screen.as_json)
-    await work(application.fabric, options)
+    await work(application.fabric, options, metrics_listen)

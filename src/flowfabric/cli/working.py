@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from flowfabric.cli.log import JsonFormatter, TextFormatter
 from flowfabric.core.base.errors import Invalid
@@ -12,9 +14,9 @@ from flowfabric.worker.run.options import WorkerSettings
 log = logging.getLogger("flowfabric.worker")
 
 
-async def work(fabric: Fabric, options: WorkerSettings) -> None:
-    """Runs a worker until SIGTERM or SIGINT."""
-    async with fabric:
+async def work(fabric: Fabric, options: WorkerSettings, metrics_listen: str | None = None) -> None:
+    """Runs a worker until SIGTERM or SIGINT; with an address, metrics are served there."""
+    async with fabric, _measured(fabric, metrics_listen):
         worker = await fabric.worker(options)
         worker.handle_signals()
         log.info(
@@ -27,6 +29,20 @@ async def work(fabric: Fabric, options: WorkerSettings) -> None:
         )
         await worker.run()
         log.info("%s stopped after %d claims", worker.identity.instance, worker.completed)
+
+
+@asynccontextmanager
+async def _measured(fabric: Fabric, address: str | None) -> AsyncIterator[None]:
+    if address is None:
+        yield
+        return
+    try:
+        from flowfabric.metrics import serve
+    except ModuleNotFoundError as error:
+        raise Invalid(f"metrics need {error.name}: pip install 'flowfabric[prometheus]'") from None
+    async with serve(address, fabric) as url:
+        log.info("metrics on %s", url)
+        yield
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

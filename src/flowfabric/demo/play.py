@@ -174,6 +174,8 @@ class Play:
     async def _tell_events(self) -> None:
         engine = await tasks.fabric.engine()
         async for event in engine.events.subscribe(after=0):
+            if event.id is None:
+                continue  # a worker came or went
             async with self._submitting:
                 name = self._names[RunId(event.id)]
             ended = event.kind is EventKind.COMPLETED

@@ -23,7 +23,13 @@ from flowfabric.store.sqlite.store import open_sqlite
 from flowfabric.testing.checks import Checks, at_once
 from flowfabric.testing.manual_worker import ManualWorker
 from flowfabric.testing.stuck import Hanging, Stuck
-from flowfabric.testing.watch import HandlerWatch, WatchedAttempts, WatchedFlowViews, WatchedViews
+from flowfabric.testing.watch import (
+    HandlerWatch,
+    WatchedAttempts,
+    WatchedFlowViews,
+    WatchedStreams,
+    WatchedViews,
+)
 from flowfabric.worker.run.hooks import WorkerHooks
 
 JUMPS = 1000
@@ -241,6 +247,7 @@ class Driver:
         jitter = random.Random(0)  # noqa: S311 - the same jitter in every run of a test
         engine = await Engine.open(store, options=self.fabric._options, jitter=jitter)
         engine.attempts = WatchedAttempts(engine._context, engine.claims, self.watch)
+        engine.streams = WatchedStreams(engine._context, engine.attempts, self.drive_to_end)
         engine.views = WatchedViews(engine._context, self.watch, self.drive_to_end)
         engine.flow_views = WatchedFlowViews(engine._context, engine._resolver, self.drive_flow)
         self._engine = engine

@@ -5,16 +5,19 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from uuid import UUID
 
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.numbers import Seconds, check_seconds
+from flowfabric.core.execution.frame import BEGINNING, FrameId, Visibility
 from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.step_order import is_named
 from flowfabric.core.flow.model import Flow
 from flowfabric.engine.context import EngineContext
 from flowfabric.engine.execution.attempts import Attempts, Owned
 from flowfabric.engine.execution.claims import Claim, Claims
+from flowfabric.engine.execution.streams import FramePage, Streams
 from flowfabric.engine.execution.views import Ending, Views
 from flowfabric.engine.flow.resolver import FlowResolver
 from flowfabric.engine.flow.views import FlowViews
@@ -136,6 +139,38 @@ class WatchedFlowViews(FlowViews):
             return await super().wait(id, timeout)
         await self._drive(id, seconds_of(timeout))
         return await super().wait(id)
+
+
+class WatchedStreams(Streams):
+    """Following output in the harness: the test itself drives the run to its end."""
+
+    def __init__(
+        self,
+        context: EngineContext,
+        attempts: Attempts,
+        drive: Callable[[ExecutionId, float | None], Awaitable[None]],
+    ) -> None:
+        super().__init__(context, attempts)
+        self._drive = drive
+        context.post_commit.subscribe(self.watcher)
+
+    async def tail(
+        self,
+        id: str,
+        attempt: int,
+        *,
+        after: str | FrameId = BEGINNING,
+        block: float = 0.0,
+        limit: int = 50,
+        visibility: Visibility = Visibility.ALL,
+    ) -> FramePage:
+        look = partial(super().tail, id, attempt, after=after, limit=limit, visibility=visibility)
+        if block and current_run.get() is None:
+            page = await look()
+            if page.frames or page.closed is not None:
+                return page
+            await self._drive(ExecutionId(id), None)
+        return await look(block=block)
 
 
 is_step = is_named

@@ -50,6 +50,14 @@ class DjangoFabric(Fabric):
     def url(self, url: str) -> None:
         self._url = url
 
+    def _identity(self) -> str | None:
+        """None for a database in memory: it has the tables, and no URL at which a worker reads
+        them."""
+        try:
+            return super()._identity()
+        except ImproperlyConfigured:
+            return None
+
     async def _reach(self) -> Engine:
         """The engine, wherever it is open. Until a worker or `async with` opens it in an event
         loop, it lives in a thread of its own: the event loops of a web server come and go."""

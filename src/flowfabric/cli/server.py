@@ -1,0 +1,159 @@
+"""`flowfabric server`"""
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from flowfabric.cli.application import load_application
+from flowfabric.cli.command import AsJson, Debug
+from flowfabric.cli.errors import CommandError, ExitCode
+from flowfabric.cli.working import new_event_loop, start_log
+from flowfabric.core.base.redact import redact
+from flowfabric.fabric import URL_VARIABLE, Fabric
+from flowfabric.server.options import LogFormat, ServerOptions, read_options
+from flowfabric.server.processes import SOCKET_VARIABLE, ServerProcesses, bind, inherited_socket
+from flowfabric.worker.run.loop import Worker
+from flowfabric.worker.run.options import WorkerSettings
+
+if TYPE_CHECKING:
+    from flowfabric.server.run import Server
+
+log = logging.getLogger("flowfabric.server")
+
+DEFAULT_STORE = "sqlite:///flowfabric.db"
+
+Store = Annotated[
+    str | None,
+    Option(
+        "--store",
+        "--url",
+        envvar=URL_VARIABLE,
+        show_default=DEFAULT_STORE,
+        help="The store: sqlite:///work.db or postgresql://user@host/database.",
+    ),
+]
+App = Annotated[
+    str | None, Option(metavar="APP", help="Run a worker for app.module:fabric beside the server.")
+]
+Listen = Annotated[
+    str | None, Option(show_default="127.0.0.1:9090", help="Where to listen: host:port.")
+]
+Token = Annotated[
+    str | None,
+    Option(
+        help="An access token with every scope. Others see it in a list of processes: prefer "
+        "FLOWFABRIC_TOKEN, or `flowfabric tokens create`."
+    ),
+]
+Text = str | None
+
+
+def server(  # noqa: PLR0913 - the options are the interface
+    store: Store = None,
+    listen: Listen = None,
+    app: App = None,
+    token: Token = None,
+    insecure: Annotated[
+        bool, Option("--insecure", help="Let everyone in on an address that others can reach.")
+    ] = False,
+    processes: Annotated[
+        int | None, Option(min=1, show_default="1", help="Server processes on the one port.")
+    ] = None,
+    tls_cert: Annotated[Text, Option(help="The certificate, a PEM file.")] = None,
+    tls_key: Annotated[Text, Option(help="Its key, a PEM file.")] = None,
+    metrics_listen: Annotated[Text, Option(help="Serve /metrics on an address of its own.")] = None,
+    cors_origins: Annotated[Text, Option(help="Origins of web pages that may call.")] = None,
+    rate_limit: Annotated[Text, Option(help="Of each caller, such as 100/s.")] = None,
+    request_timeout: Annotated[
+        Text, Option(show_default="30s", help="How long a request may take.")
+    ] = None,
+    drain_timeout: Annotated[
+        Text, Option(show_default="15s", help="How long requests may take to finish at the end.")
+    ] = None,
+    max_stream_readers: Annotated[
+        Text, Option(show_default="64", help="Reads and long polls of streams at once.")
+    ] = None,
+    waitpoint_grace: Annotated[
+        Text, Option(show_default="24h", help="How long tokens outlive a rotation of their key.")
+    ] = None,
+    public_url: Annotated[Text, Option(help="How others reach this server, for links.")] = None,
+    log_format: Annotated[
+        Text, Option("--log", show_default="text", help="Write the log as text or json.")
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Serve the HTTP API until SIGTERM or Ctrl-C; by default on this machine only.
+
+    Every option has an environment variable, such as FLOWFABRIC_LISTEN. Without --store the runs
+    are kept in flowfabric.db here. With --app one command is a whole system: server and worker.
+    """
+    options = read_options(
+        os.environ,
+        {
+            "listen": listen,
+            "token": token,
+            "insecure": "1" if insecure else None,
+            "processes": None if processes is None else str(processes),
+            "tls_cert": tls_cert,
+            "tls_key": tls_key,
+            "metrics_listen": metrics_listen,
+            "cors_origins": cors_origins,
+            "rate_limit": rate_limit,
+            "request_timeout": request_timeout,
+            "drain_timeout": drain_timeout,
+            "max_stream_readers": max_stream_readers,
+            "waitpoint_grace": waitpoint_grace,
+            "public_url": public_url,
+            "log": log_format or ("json" if as_json else None),
+        },
+    )
+    listening = inherited_socket(os.environ) or bind(options.listen)
+    start_log("info", as_json=options.log is LogFormat.JSON)
+    if options.processes > 1 and SOCKET_VARIABLE not in os.environ:
+        ServerProcesses(sys.argv[1:], listening, options.processes).run()
+        return
+    url = store or DEFAULT_STORE
+    fabric = Fabric(url) if app is None else load_application(app, url).fabric
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_serve(fabric, options, listening, with_worker=app is not None))
+
+
+async def _serve(
+    fabric: Fabric, options: ServerOptions, listening: socket.socket, *, with_worker: bool
+) -> None:
+    try:
+        from flowfabric.server.run import Server, address_of
+    except ModuleNotFoundError as error:
+        text = f"the server needs {error.name}: pip install 'flowfabric[server]'"
+        raise CommandError(text, ExitCode.USAGE, "no_extra") from None
+    async with fabric:
+        engine = await fabric.engine()
+        server = await Server.open(engine, options, [listening])
+        log.info("serving %s on %s", redact(fabric.url), address_of(listening, options))
+        name = "worker" if with_worker else "webhooks"  # webhooks are delivered in any case
+        worker = await fabric.worker(WorkerSettings(name=name, webhooks=True))
+        async with _beside(worker, server):
+            await server.run()
+    log.info("stopped")
+
+
+@asynccontextmanager
+async def _beside(worker: Worker, server: "Server") -> AsyncIterator[None]:
+    """A worker that runs as long as the server does. If it fails, the server stops as well: who
+    has started both expects both."""
+    working = asyncio.create_task(worker.run(), name="flowfabric-worker")
+    working.add_done_callback(lambda done: server.stop())
+    server.on_drain(worker.stop)
+    try:
+        yield
+    finally:
+        worker.stop()
+        await working

@@ -1,0 +1,102 @@
+"""The worker process that is killed: `python -m flowfabric.prove.worker FOLDER`.
+
+The folder has the place to work at, and gets the ledger: one line before a step is done and one
+when its value is recorded, each written at once, so that their order is what happened.
+"""
+
+import asyncio
+import os
+import secrets
+import sys
+from pathlib import Path
+
+import msgspec
+
+from flowfabric.core.base.time import Millis
+from flowfabric.fabric import Fabric
+from flowfabric.prove.ground import Place
+from flowfabric.worker.api.context import Context
+from flowfabric.worker.api.task import Task
+
+LANE = "crash"
+STEPS = ("reserve", "charge", "pack", "ship", "thank")
+LEASE = Millis(2_000)
+URL = "FLOWFABRIC_PROVE_URL"
+"""The environment variable with the URL: arguments of a process are seen by other users."""
+
+_PLACE = "place.json"
+_LEDGER = "ledger.jsonl"
+
+
+class LedgerLine(msgspec.Struct, frozen=True, array_like=True):
+    """`what` is `did` or `kept`."""
+
+    what: str
+    run: str
+    step: str
+    value: str
+
+
+def prepare(place: Place, home: Path) -> None:
+    """Makes the folder of the processes; the URL, which may have a password, is not in it."""
+    home.mkdir(parents=True)
+    without = msgspec.structs.replace(place, url="")
+    (home / _PLACE).write_bytes(msgspec.json.encode(without))
+    (home / _LEDGER).touch()
+
+
+def read_ledger(home: Path) -> list[LedgerLine]:
+    """The lines, without the last one if a kill has cut it short."""
+    whole, _, _ = (home / _LEDGER).read_bytes().rpartition(b"\n")
+    return [msgspec.json.decode(line, type=LedgerLine) for line in whole.splitlines()]
+
+
+def order_task(place: Place, fabric: Fabric, home: Path) -> Task[[], list[str]]:
+    """A run of five steps, each noted in the ledger."""
+
+    def note(what: str, run: str, step: str, value: str) -> None:
+        line = msgspec.json.encode(LedgerLine(what, run, step, value)) + b"\n"
+        file = os.open(home / _LEDGER, os.O_APPEND | os.O_WRONLY)
+        try:
+            os.write(file, line)
+        finally:
+            os.close(file)
+
+    async def do(run: str, step: str) -> str:
+        value = secrets.token_hex(4)
+        note("did", run, step, value)
+        await asyncio.sleep(0.05)
+        return value
+
+    @place.task(fabric, LANE, name="order")
+    async def order(ctx: Context) -> list[str]:
+        run, values = str(ctx.info.id), []
+        for step in STEPS:
+            value: str = await ctx.step(do, run, step)
+            note("kept", run, step, value)
+            values.append(value)
+        return values
+
+    return order
+
+
+async def main(home: Path) -> None:
+    """Works until it is killed, or until the process that started it is gone."""
+    told = msgspec.json.decode((home / _PLACE).read_bytes(), type=Place)
+    place = msgspec.structs.replace(told, url=os.environ[URL])
+    async with place.fabric() as fabric:
+        order_task(place, fabric, home)
+        worker = await fabric.worker(place.settings(LANE, 5, LEASE))
+        worker.handle_signals()
+        loop, stdin = asyncio.get_running_loop(), sys.stdin.fileno()
+
+        def parent_gone() -> None:
+            loop.remove_reader(stdin)
+            worker.stop()
+
+        loop.add_reader(stdin, parent_gone)
+        await worker.run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1])))
