@@ -24,6 +24,12 @@ class Cost(Struct):
     transactions: int = 0
     seconds: float = 0.0
 
+    def parts_us(self, count: int, **more: float) -> dict[str, float]:
+        """Microseconds of each of `count`, by who has used them. `more` are parts of the client's,
+        in seconds, that are named on their own."""
+        whole = {**more, "client": self.client - sum(more.values()), "database": self.server}
+        return {name: seconds * 1e6 / max(1, count) for name, seconds in whole.items()}
+
     def cpu_us(self, count: int) -> float:
         return (self.client + self.server) * 1e6 / max(1, count)
 
@@ -88,15 +94,28 @@ def _server_cpu(root: int | None) -> float:
 
 
 def _client_cpu(server: int | None) -> float:
-    """Of this process, the children it has waited for, and those that live, but for the server."""
+    """Of this process, the children it has waited for, and all below it that live, but for the
+    server."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     stats, own = _stats(), os.getpid()
-    alive = sum(
-        _seconds(each, 4)
-        for process, each in stats.items()
-        if int(each[1]) == own and process != server
-    )
+    alive = sum(_seconds(stats[each], 4) for each in _below(stats, own, but=server))
     return time.process_time() + ended.ru_utime + ended.ru_stime + alive
+
+
+def process_cpu(process: int) -> float:
+    """Of a process and all below it, ended ones included that were waited for."""
+    stats = _stats()
+    return sum(_seconds(stats[each], 4) for each in [process, *_below(stats, process)])
+
+
+def _below(stats: dict[int, list[str]], root: int, but: int | None = None) -> list[int]:
+    """The processes that `root` has started, and those that these have."""
+    found, parents = list[int](), {root}
+    while parents:
+        children = {each for each, stat in stats.items() if int(stat[1]) in parents} - {but}
+        found += children
+        parents = children
+    return found
 
 
 def _seconds(stat: list[str], fields: int) -> float:

@@ -69,6 +69,7 @@ def _row(metric: Metric, store: str, found: list[Figure]) -> Row:
         ratio=_median(figure.ratio for figure in found),
         ratio_of=metric.ratio_of,
         cpu_us=_median(figure.cpu_us for figure in found),
+        cpu_parts=_parts(found),
         wal_bytes=_median(figure.wal_bytes for figure in found),
         what=metric.what,
         smaller_is_better=metric.smaller_is_better,
@@ -80,6 +81,13 @@ def _row(metric: Metric, store: str, found: list[Figure]) -> Row:
 def _median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
+
+
+def _parts(found: list[Figure]) -> dict[str, float] | None:
+    counted = [figure.cpu_parts for figure in found if figure.cpu_parts is not None]
+    if not counted:
+        return None
+    return {name: statistics.median(parts[name] for parts in counted) for name in counted[0]}
 
 
 def run(

@@ -40,6 +40,8 @@ class Row(Struct):
     """What `ratio` refers to: `raw limit`, `batched claims`, …"""
     cpu_us: float | None = None
     """CPU per execution, of the client and of a database server on this machine."""
+    cpu_parts: dict[str, float] | None = None
+    """The same by who has used it, where that was counted: `server`, `database`, `client`."""
     wal_bytes: float | None = None
     """Write-ahead log per execution."""
     what: str = ""

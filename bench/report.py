@@ -16,6 +16,10 @@ PEER_SERIES = {"drain": "one process", "drain-2": "two"}
 STORES = {"postgres": "Postgres", "sqlite": "SQLite"}
 
 
+HTTP = "http-"
+"""How the names of figures of the HTTP API begin: they have a table of their own."""
+
+
 class ReportError(Exception):
     """The page cannot be filled in."""
 
@@ -30,28 +34,37 @@ def insert(page: str, name: str, body: str) -> str:
 
 
 def write(record: Record, peers: Record | None, page: Path) -> None:
-    """Fills in the page, and writes the plots beside it."""
+    """Fills in the page, and writes the plots beside it. A part of which the record has nothing
+    stays as it is."""
     text = page.read_text(encoding="utf-8")
     plot = page.with_suffix(".svg")
-    image = f"![Executions per second]({plot.name})"
-    parts = {
-        "machine": machine(record),
-        "results": f"{image}\n\n{table(record)}",
-        "cost": cost_table(record),
-        "million": million(record),
-        "paper": paper(record),
-    }
+    parts = {}
+    engine = [row for row in record.rows if not row.scenario.startswith(HTTP)]
+    if len(engine) < len(record.rows):
+        parts["http"] = f"{machine(record)}\n\n{http_table(record)}"
+    if any(row.scenario != RAW_LIMIT for row in engine):
+        parts |= _engine_parts(Record(record.machine, engine), plot)
     if peers is not None:
         rival = plot.with_stem(f"{plot.stem}-peers")
         parts["peers"] = f"![Worker drain]({rival.name})\n\n{machine(peers)}\n\n{markdown(peers)}"
         rival.write_text(bars("Worker drain, jobs per second", _peer_bars(peers)), encoding="utf-8")
     for name, body in parts.items():
         text = insert(text, name, body)
+    page.write_text(text, encoding="utf-8")
+
+
+def _engine_parts(record: Record, plot: Path) -> dict[str, str]:
     plot.write_text(
         bars(f"Executions per second, {record.machine.get('cores', '?')} cores", _bars(record)),
         encoding="utf-8",
     )
-    page.write_text(text, encoding="utf-8")
+    return {
+        "machine": machine(record),
+        "results": f"![Executions per second]({plot.name})\n\n{table(record)}",
+        "cost": cost_table(record),
+        "million": million(record),
+        "paper": paper(record),
+    }
 
 
 def machine(record: Record) -> str:
@@ -76,6 +89,24 @@ def cost_table(record: Record) -> str:
             postgres, sqlite = rows.get("postgres"), rows.get("sqlite")
             cells = (_cpu(postgres), _wal(postgres), _cpu(sqlite))
             lines.append(f"| {what} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def http_table(record: Record) -> str:
+    """One line per figure of the HTTP API, with the CPU of a request by who has used it."""
+    lines = [
+        "| Postgres | | goal | CPU of the server | of the database | of the client |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in record.rows:
+        if row.scenario.startswith(HTTP) or row.scenario == RAW_LIMIT:
+            parts = row.cpu_parts or {}
+            cpu = [
+                f"{parts[name]:,.0f} µs" if name in parts else "–"
+                for name in ("server", "database", "client")
+            ]
+            goal = _goals({"postgres": row}) if row.goal else ""
+            lines.append(f"| {row.what} | {_cell(row)} | {goal} | {' | '.join(cpu)} |")
     return "\n".join(lines)
 
 

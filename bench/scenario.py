@@ -39,6 +39,8 @@ class Size(Struct, frozen=True, kw_only=True):
     workers: int = 200
     coroutines: int = 10_000
     many: int = 50_000
+    tails: int = 1_000
+    """Connections that follow a stream in which nothing happens."""
 
 
 QUICK = Size(
@@ -56,7 +58,7 @@ FULL = Size(
 )  # fmt: skip
 TINY = Size(
     seconds=0.1, loads=((2, 16),), runs=50, samples=3, members=((5, 2), (10, 2)), signals=5,
-    keys=5, held=0.4, rows=50, held_keys=5, idle=0.2, workers=3, coroutines=20, many=50,
+    keys=5, held=0.4, rows=50, held_keys=5, idle=0.2, workers=3, coroutines=20, many=50, tails=10,
 )  # fmt: skip
 """For tests: every line runs, no figure means anything."""
 
@@ -107,6 +109,8 @@ class Figure(Struct):
     reference: float | None = None
     cpu_us: float | None = None
     wal_bytes: float | None = None
+    cpu_parts: dict[str, float] | None = None
+    """Microseconds by who has used them, where that was counted."""
 
     @property
     def ratio(self) -> float | None:

@@ -1,7 +1,7 @@
 """Every scenario, in the order of the table in docs/performance.md."""
 
 from bench.scenario import Scenario
-from bench.scenarios import flows, idle, lifecycle, limits, signals, tables, worker
+from bench.scenarios import flows, http, idle, lifecycle, limits, signals, tables, worker
 
 ALL: tuple[Scenario, ...] = (
     lifecycle.lifecycle,
@@ -20,4 +20,8 @@ ALL: tuple[Scenario, ...] = (
     idle.idle,
     idle.coroutines,
     idle.submit_many,
+    http.http,
+    http.http_processes,
+    http.http_worker,
+    http.http_tails,
 )

@@ -48,7 +48,7 @@ async def old_transaction(load: Load) -> Figures:
     cpu = [s.cpu_us(c.done) for s, c in ((spent_after, after), (spent_before, before))]
     return {
         "old-transaction": Figure(after.rate, before.rate),
-        "old-transaction cpu": Figure(*cpu),
+        "old-transaction cpu": Figure(cpu[0], cpu[1]),
     }
 
 

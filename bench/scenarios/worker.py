@@ -80,12 +80,12 @@ async def drain(load: Load) -> Figures:
                 await tasks.noop.submit_many([(n, TEXT) for n in range(count)])
             async with counted(url) as cost:
                 others.say()
-                rate = await _drained(tasks.fabric, load.size.runs)
+                rate = await drained(tasks.fabric, load.size.runs)
         found[name] = Figure(rate, limit).costing(cost, load.size.runs)
     return found
 
 
-async def _drained(fabric: Fabric, runs: int) -> float:
+async def drained(fabric: Fabric, runs: int) -> float:
     """Looks only now and then, because looking takes CPU away from the workers."""
     engine = await fabric.engine()
     while (await engine.views.counts(lane="default")).by_state["completed"] < runs:

@@ -72,6 +72,35 @@ def test_the_page_is_filled_in_between_its_markers_as_often_as_one_likes(tmp_pat
         ElementTree.parse(tmp_path / name)
 
 
+HTTP_ROWS = [
+    row("raw limit", "raw-postgres", "/s", [20_000.0], what="raw limit loop"),
+    row("http-create", "flowfabric-postgres", "/s", [3_000.0], what="create", goal="≥ 2,500/s",
+        met=True, ratio=0.15, ratio_of="raw limit", cpu_us=250.0,
+        cpu_parts={"server": 200.0, "client": 10.0, "database": 40.0}),
+    row("http-tails", "flowfabric-postgres", "MB", [31.0], what="idle tails"),
+]  # fmt: skip
+
+
+def test_http_has_a_table_with_the_cpu_of_each_side() -> None:
+    text = report.http_table(Record({}, HTTP_ROWS))
+    assert "| create | 3,000/s, 15 % | ≥ 2,500/s: reached | 200 µs | 40 µs | 10 µs |" in text
+    assert "| idle tails | 31 MB |  | – | – | – |" in text
+
+
+def test_a_record_of_http_alone_fills_in_that_part_alone(tmp_path: Path) -> None:
+    page = tmp_path / "performance.md"
+    page.write_text(f"{PAGE}<!-- bench:http -->\nold\n<!-- /bench:http -->\n", encoding="utf-8")
+    report.write(Record({"cores": "2"}, HTTP_ROWS), None, page)
+    text = page.read_text(encoding="utf-8")
+    assert "<!-- bench:http -->\n\ncores 2.\n\n| Postgres |" in text
+    assert "<!-- bench:results -->\nold\n" in text
+    report.write(Record({"cores": "4"}, [*rows(), *HTTP_ROWS[1:]]), None, page)
+    text = page.read_text(encoding="utf-8")
+    assert "old" not in text.partition("# peers")[0]
+    results = text.partition("<!-- bench:results -->")[2].partition("<!-- /bench:results -->")[0]
+    assert "idle tails" not in results
+
+
 def test_without_peers_their_part_stays(tmp_path: Path) -> None:
     page = tmp_path / "performance.md"
     page.write_text(PAGE, encoding="utf-8")

@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from bench import wrk
 from bench.scenario import TINY, Load, Scenario
 from bench.scenarios import ALL
 
 EVERY = [
-    pytest.param(each, store, id=f"{each.name}-{store}") for each in ALL for store in each.stores
+    pytest.param(each, store, id=f"{each.name}-{store}")
+    for each in ALL
+    for store in each.stores
+    if wrk.has_wrk() or not each.name.startswith("http")
 ]
+"""Without the load tool there is nothing to measure the HTTP API with."""
 PARTLY = {"lifecycle": 3, "cost": 2, "idle": 1}
 """Figures of those that do not find every metric: few loads, no server."""
 
