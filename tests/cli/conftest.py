@@ -1,4 +1,5 @@
-"""A store in a file, the command line on it, and a worker when a test wants one."""
+"""A store in a file, the command line on it, and a worker when a test wants one. All of it is also
+run through a server: a test that needs the file itself is marked `inside`."""
 
 import asyncio
 import threading
@@ -12,20 +13,30 @@ from flowfabric import WorkerOptions
 from tests.cli import sample
 from tests.cli.patient import Patient
 from tests.cli.terminal import Cli, Work, Worker, same_tasks
+from tests.kit.served import SERVER, served_in_thread
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def database(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'work.db'}"
 
 
+@pytest.fixture(params=["file", SERVER])
+def url(request: pytest.FixtureRequest, database: str) -> Iterator[str]:
+    if request.param == "file":
+        yield database
+        return
+    with served_in_thread(database) as url:
+        yield url
+
+
 @pytest.fixture
-def cli(url: str, monkeypatch: pytest.MonkeyPatch) -> Cli:
+def cli(url: str, database: str, monkeypatch: pytest.MonkeyPatch) -> Cli:
     """The command line where FLOWFABRIC_URL and the application name the same fresh store."""
     monkeypatch.setenv("FLOWFABRIC_URL", url)
     monkeypatch.setattr(sample.fabric, "url", url)
     monkeypatch.setenv("COLUMNS", "200")
-    return Cli(url)
+    return Cli(url, database)
 
 
 @pytest.fixture

@@ -65,3 +65,16 @@ async def persistent(ctx: Context) -> str:
 @fabric.step(retries=4, backoff=Fixed(delay="1h"))
 async def knock() -> str:
     raise ConnectionError("no answer")
+
+
+@fabric.task(retries=1, backoff=Fixed(delay=0))
+async def teller(ctx: Context) -> None:
+    """Emits everything that can be emitted in its first attempt, and fails."""
+    if not ctx.info.first:
+        await ctx.emit("again")
+        return
+    await ctx.emit("hello\n", type="stdout")
+    await ctx.emit({"n": 1}, type="token", mode="best_effort")
+    await ctx.emit(b"\x00\xff")
+    await ctx.emit({"done": 1}, mode="summary")
+    raise ConnectionError("no answer")

@@ -79,14 +79,14 @@ def test_a_token_may_come_from_the_environment(
     cli: Cli, patient: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     id = patient.start("ship")
-    monkeypatch.setenv("FLOWFABRIC_TOKEN", token(cli, id))
+    monkeypatch.setenv("FLOWFABRIC_WAITPOINT_TOKEN", token(cli, id))
     assert cli.json("signal", address(cli, id), "1")["resumed"] is True
 
 
 def test_a_callback_without_a_token_says_where_to_give_it(cli: Cli, patient: Patient) -> None:
     id = patient.start("ship")
     complaint = cli.complaint("signal", address(cli, id), "1", code=2)
-    assert complaint == "a token is required: give --token or set FLOWFABRIC_TOKEN"
+    assert complaint == "a token is required: give --token or set FLOWFABRIC_WAITPOINT_TOKEN"
 
 
 def test_a_wrong_token_is_refused_and_not_repeated(cli: Cli, patient: Patient) -> None:
@@ -190,7 +190,7 @@ def test_a_token_decides_for_its_approver(
 ) -> None:
     id = patient.start("pay")
     words = ("--approver", "ada", "--decision", "approved", "--single-use")
-    monkeypatch.setenv("FLOWFABRIC_TOKEN", token(cli, id, *words))
+    monkeypatch.setenv("FLOWFABRIC_WAITPOINT_TOKEN", token(cli, id, *words))
     place = address(cli, id)
     complaint = cli.complaint("reject", place, code=1)
     assert complaint == "the token does not allow 'rejected'"

@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from flowfabric.cli.log import JsonFormatter
+from flowfabric.cli.log import JsonFormatter, TextFormatter
 
 
 class Broken:
@@ -61,3 +61,13 @@ def test_what_cannot_be_written_is_named() -> None:
 
 def test_a_field_cannot_replace_what_every_record_has() -> None:
     assert written("hello", level="loud")["level"] == "info"
+
+
+def test_a_line_of_text_has_its_moment_in_milliseconds_with_the_zone() -> None:
+    formatter = TextFormatter()
+    for created in (1_700_000_000.0, 1_700_000_000.25, 1_700_000_001.5, 1_700_000_000.125):
+        record = logging.makeLogRecord({"msg": "hello", "levelname": "INFO"})
+        record.created, record.msecs = created, created % 1 * 1000
+        moment = datetime.fromtimestamp(created).astimezone()
+        expected = f"{moment.isoformat(' ', 'milliseconds')} INFO    hello"
+        assert formatter.format(record) == expected

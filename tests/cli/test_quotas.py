@@ -57,6 +57,7 @@ def test_a_quota_is_made_changed_and_deleted(cli: Cli) -> None:
     assert cli.lines("quotas", "list") == []
 
 
+@pytest.mark.inside
 def test_a_quota_tells_who_has_a_slot_and_who_waits(
     cli: Cli, wait_for: Callable[[str], None]
 ) -> None:

@@ -93,5 +93,6 @@ def test_a_schedule_nobody_knows_is_not_found(cli: Cli, verb: str) -> None:
     assert cli.complaint("schedules", verb, "nightly", code=3) == "no schedule nightly"
 
 
+@pytest.mark.inside
 def test_without_a_database_there_is_nothing_to_look_at(cli: Cli) -> None:
     assert "there is no database" in cli.complaint("schedules", "list", code=4)

@@ -13,6 +13,7 @@ SECRET = "hunter2"
 UNREACHABLE = f"postgresql://me:{SECRET}@127.0.0.1:1/work"
 
 
+@pytest.mark.inside
 def test_migrate_makes_a_database_and_tells_its_version(cli: Cli, tmp_path: Path) -> None:
     printed = cli("migrate").stdout
     assert re.fullmatch(rf"{re.escape(cli.url)} is at schema version \d+\n", printed)
@@ -26,16 +27,18 @@ def test_version_names_the_release(cli: Cli) -> None:
     assert cli("version").stdout.startswith(f"flowfabric {answer['version']} ")
 
 
+@pytest.mark.inside
 def test_looking_makes_no_database(cli: Cli, tmp_path: Path) -> None:
     complaint = cli.complaint("run", "list", code=4)
     assert complaint.startswith(f"there is no database at {tmp_path / 'work.db'}")
     assert not (tmp_path / "work.db").exists()
 
 
+@pytest.mark.inside
 def test_without_a_store_nothing_can_be_done(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FLOWFABRIC_URL")
     expected = "no store: give --url or set FLOWFABRIC_URL"
-    for words in (("run", "list"), ("lanes", "list"), ("migrate",)):
+    for words in (("run", "list"), ("lanes", "list"), ("schedules", "list")):
         assert cli.complaint(*words, code=2) == expected
 
 
@@ -75,12 +78,14 @@ def test_a_path_where_no_database_can_be_is_unavailable(cli: Cli, tmp_path: Path
     assert "does not exist" in cli.complaint("migrate", "--url", url, code=4)
 
 
+@pytest.mark.inside
 def test_an_error_in_json_has_a_stable_word(cli: Cli) -> None:
     result = cli("run", "list", "--json", code=4)
     assert result.stdout == ""
     assert result.stderr.startswith('{"error":"no_database","message":"there is no database')
 
 
+@pytest.mark.inside
 def test_an_overloaded_store_counts_as_unavailable(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +97,7 @@ def test_an_overloaded_store_counts_as_unavailable(
     assert cli.complaint("run", "list", code=4) == "overloaded: the queue is full"
 
 
+@pytest.mark.inside
 def test_debug_shows_where_an_error_came_from(cli: Cli) -> None:
     result = cli.typed("run", "list", "--debug", code=1)
     assert result.exception is not None

@@ -123,7 +123,7 @@ def test_nothing_is_submitted_when_something_is_wrong(cli: Cli) -> None:
 
 def test_an_unknown_task_is_not_found_and_the_nearest_is_named(cli: Cli) -> None:
     complaint = cli.complaint("submit", APP, "gret", code=3)
-    known = "checkout, divide, greet, on_day, persistent, shout, wait_for"
+    known = "checkout, divide, greet, on_day, persistent, shout, teller, wait_for"
     assert complaint == f"no task 'gret' in {APP}; did you mean 'greet'? (known: {known})"
 
 

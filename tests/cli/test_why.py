@@ -32,6 +32,7 @@ async def register(engine: Engine) -> None:
     )
 
 
+@pytest.mark.inside
 def test_a_run_tells_what_keeps_it_as_a_tree(cli: Cli) -> None:
     id = cli.submit("greet", "--arg", "name=x")
 
@@ -63,6 +64,7 @@ def test_nothing_is_cut_off_in_a_narrow_terminal(cli: Cli, monkeypatch: pytest.M
     assert " ago)" in words
 
 
+@pytest.mark.inside
 def test_moments_are_told_as_local_time_and_as_what_is_left(cli: Cli) -> None:
     cli("migrate")
     ids: list[str] = []

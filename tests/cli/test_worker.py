@@ -1,11 +1,15 @@
 """`flowfabric worker`, as a process of its own."""
 
 import os
+import queue
 import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +72,7 @@ def test_a_worker_lets_what_runs_finish_before_it_stops(
     id = cli.submit("wait_for", "--arg", f"gate={tmp_path / 'gate'}")
     process = start(processes, cli, "--name", "ada", "--concurrency", "3")
     first = process.read_line()
-    tasks = "checkout, divide, greet, on_day, persistent, shout, wait_for"
+    tasks = "checkout, divide, greet, on_day, persistent, shout, teller, wait_for"
     assert f"works on {cli.url}: {tasks}; lanes: all" in first
     follow(cli.url, id, "claimed")
     process.terminate()
@@ -124,6 +128,56 @@ def test_a_worker_logs_every_field_of_a_failed_attempt(cli: Cli, processes: list
 def test_a_text_log_tells_its_zone(cli: Cli, processes: list[Process]) -> None:
     process = start(processes, cli)
     assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}\+00:00 INFO ", process.read_line())
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """Answers the first request only when its `gate` is open."""
+
+    gate = threading.Event()
+    ids: "queue.SimpleQueue[str]" = queue.SimpleQueue()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.ids.put(self.headers["FlowFabric-Event-Id"])
+        self.gate.wait(20)
+        with suppress(OSError):  # the worker is dead
+            self.send_response(204)
+            self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def receiver() -> Iterator[str]:
+    Receiver.gate.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        Receiver.gate.set()
+        server.shutdown()
+        thread.join()
+
+
+def test_a_worker_that_is_killed_while_it_delivers_loses_nothing(
+    cli: Cli, processes: list[Process], receiver: str
+) -> None:
+    """At least once, with the same id: another worker sends it again"""
+    cli("migrate")
+    cli("webhooks", "create", "h", receiver, "--family", "completion")
+    cli.submit("greet", "--arg", "name=ada")
+    first = start(processes, cli, "--webhooks", "--ttl", "1s", "--lanes", "default")
+    id = Receiver.ids.get(timeout=30)
+    first.kill()
+    processes.remove(first)
+    Receiver.gate.set()
+    second = start(processes, cli, "--webhooks", "--ttl", "1s")
+    assert Receiver.ids.get(timeout=30) == id
+    second.terminate()
+    assert second.end()[0] == 0
+    (delivery,) = cli.lines("run", "list", "--task", "flowfabric.webhook")
+    assert delivery["state"] == "completed"
 
 
 def test_a_worker_that_cannot_start_says_why(cli: Cli) -> None:

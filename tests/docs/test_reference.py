@@ -76,5 +76,4 @@ def row_of(name: str) -> str:
 
 def members_of(cls: type) -> set[str]:
     """What an instance has, as far as its class says so."""
-    made = inspect.getsource(vars(cls)["__init__"]) if "__init__" in vars(cls) else ""
-    return {*dir(cls), *re.findall(r"self\.(\w+)", made)}
+    return {*dir(cls), *re.findall(r"self\.(\w+)", inspect.getsource(cls))}

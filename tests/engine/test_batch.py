@@ -8,6 +8,7 @@ import pytest
 from flowfabric.core.base.errors import FlowFabricError, Invalid, Overloaded
 from flowfabric.engine.commit import batch
 from flowfabric.engine.commit.batch import Batcher
+from flowfabric.engine.commit.cores import Cores
 
 
 class Door:
@@ -94,6 +95,7 @@ async def test_callers_in_step_are_parted_into_halves(monkeypatch: pytest.Monkey
     """Out of work for longer than its last flush took, a batcher flushes half of what waits; while
     it has work it takes everything."""
     monkeypatch.setattr(batch, "FEW", 3)
+    monkeypatch.setattr(Cores, "crowded", lambda _: False)
     watch = Watch(monkeypatch)
     batches: list[list[str]] = []
 
@@ -114,6 +116,17 @@ async def test_callers_in_step_are_parted_into_halves(monkeypatch: pytest.Monkey
     watch.now += 1.6
     await asyncio.gather(*(batcher.put(item) for item in "abc"))
     assert batches[5:] == [["a", "b", "c"]]  # too few
+
+
+async def test_nothing_is_halved_while_the_processors_are_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch, "FEW", 1)
+    monkeypatch.setattr(Cores, "crowded", lambda _: True)
+    door = Door(is_open=True)
+    batcher = Batcher("test", door.flush, halves=True)
+    await asyncio.gather(*(batcher.put(item) for item in "bcde"))
+    assert door.batches == [["b", "c", "d", "e"]]
 
 
 async def test_a_batcher_without_halves_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ async def test_two_hundred_waiters_cost_one_query_per_hint(
 
     monkeypatch.setattr(engine.store.records, "get", counted)
     watcher = Watcher(engine.store, AwaitedFlows(engine.store))
-    tasks = [asyncio.create_task(watcher.end_of(flow, flow)) for flow in flows for _ in range(5)]
+    tasks = [asyncio.create_task(watcher.wait(flow, flow)) for flow in flows for _ in range(5)]
     await looked.wait()
     assert asked == [200]
     monkeypatch.setattr(engine.store.records, "get", plain)
@@ -64,7 +64,7 @@ async def test_what_this_process_ends_is_told_without_a_query(
     (flow,) = await declare(engine, 1)
     found = (await engine.store.records.get(FLOWS, [flow]))[flow]
     watcher = Watcher(engine.store, AwaitedFlows(engine.store))
-    task = asyncio.create_task(watcher.end_of(flow, flow))
+    task = asyncio.create_task(watcher.wait(flow, flow))
     looked = asyncio.Event()
 
     async def unwanted(*_: object) -> dict[UUID, Flow]:

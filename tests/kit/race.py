@@ -39,9 +39,9 @@ class Race:
         """The rival commits just before a statement, such as `end` or `records.put`."""
         honest = attrgetter(method)(self._store)
 
-        async def raced(*args: Any) -> Any:
+        async def raced(*args: Any, **kwargs: Any) -> Any:
             await self._let(rival)
-            return await honest(*args)
+            return await honest(*args, **kwargs)
 
         self._begin(method, raced, 1)
 

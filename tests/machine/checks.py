@@ -123,6 +123,7 @@ class Checks:
         for event in page.events:
             assert event.seq > last, "an event was told twice or out of order"
             last = event.seq
+            assert event.id is not None, "no worker registers here"
             self.told.setdefault(event.id.uuid, []).extend(words_of(event))
         self.cursor = page.cursor
 

@@ -43,7 +43,7 @@ class Checks:
         page = await self.store.events(EventQuery(after=self.cursor))
         self.cursor = page.cursor
         for event in page.events:
-            if event.id.uuid not in self.book.members:
+            if event.id is None or event.id.uuid not in self.book.members:
                 continue
             if event.completion is not None:
                 self.book.hear(event.id.uuid, event.completion.name.lower())

@@ -370,7 +370,7 @@ async def sweep(play: LimitPlay, a: int, b: int, other: bool) -> None:
 
 async def trim(play: LimitPlay, a: int, b: int, other: bool) -> None:
     """Forgets queues nobody stands in, and what no window reaches."""
-    await play.ask(lambda engine: engine.sweep._limits.trim(), other=other)
+    await play.ask(lambda engine: engine.sweep._swept.limits.trim(), other=other)
 
 
 # -- whom

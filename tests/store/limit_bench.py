@@ -109,8 +109,10 @@ class Bench:
         *,
         lines: int = 99,
         depth: int = 99,
+        by_key: bool = False,
     ) -> QuotaView:
-        return await self.store.quota_view(QuotaViewRequest(quota, queues, lines, depth, self.now))
+        ask = QuotaViewRequest(quota, queues, lines, depth, self.now, by_key=by_key)
+        return await self.store.quota_view(ask)
 
     async def slots(self, **uses: str) -> int:
         """How many slots a queue holds."""

@@ -208,6 +208,79 @@ async def test_a_release_knows_all_quotas_of_its_lines_and_who_holds_their_slots
     assert only_rate.quotas.keys() == {"free"}
 
 
+async def test_of_keys_alone_only_those_with_a_free_slot_are_read(bench: Bench) -> None:
+    quota = await bench.quota("a", concurrency_per_key=2)
+    for _ in range(2):
+        await bench.running({"a": "full"})
+    await bench.running({"a": "half"})
+    waiting = {key: await bench.submit(3, {"a": key}) for key in ("full", "half", "free")}
+    await bench.store.put_queues([(queue(a="idle"), uses_of(a="idle"))])
+    asked = tuple(sorted(queue(a=key) for key in ("full", "half", "free", "idle", "unknown")))
+    view = await bench.standing("a", asked, by_key=True)
+    assert view.by_key
+    assert view.quotas == {"a": quota}
+    assert {line.id: list(line.waiting) for line in view.lines} == {
+        queue(a="half"): [candidate(waiting["half"][0])],
+        queue(a="free"): [candidate(each) for each in waiting["free"][:2]],
+    }
+    assert {queue_of(uses): count for uses, count in view.held} == {queue(a="half"): 1}
+    decided = rules.release(view, bench.now, 500)
+    assert len(decided.moves) == 3
+    assert len(decided.turns) == 1
+    moved = await bench.store.release(decided)
+    assert moved is not None
+    assert len(moved) == 3
+    again = await bench.standing("a", asked, by_key=True)
+    assert not again.lines
+    assert again.by_key
+    assert again.served == {"a": max(decided.turns.values())}
+    assert again.quotas["a"].version == quota.version + 1
+
+
+async def test_slots_of_a_key_are_counted_in_all_its_lines(bench: Bench) -> None:
+    await bench.quota("a", concurrency_per_key=1)
+    await bench.quota("b", concurrency_per_key=9)
+    await bench.running({"a": "x", "b": ""})
+    await bench.one({"a": "x"})
+    view = await bench.standing("a", (queue(a="x"),), by_key=True)
+    assert view.by_key
+    assert not view.lines
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"concurrency_per_key": 1, "concurrency": 9},
+        {"concurrency_per_key": 1, "rate": Rate(9, MINUTE)},
+        {"concurrency_per_key": 1, "rate_per_key": Rate(9, MINUTE)},
+        {"rate_per_key": Rate(9, MINUTE)},
+    ],
+)
+async def test_with_other_limits_everything_is_read(bench: Bench, limits: dict[str, Any]) -> None:
+    await bench.quota("a", **limits)
+    await bench.submit(2, {"a": "x"})
+    view = await bench.standing("a", (queue(a="x"),), by_key=True)
+    assert view == await bench.standing("a", (queue(a="x"),))
+    assert not view.by_key
+    assert [len(line.waiting) for line in view.lines] == [2]
+
+
+async def test_of_a_line_with_two_quotas_everything_is_read(bench: Bench) -> None:
+    await bench.quota("a", concurrency_per_key=1)
+    await bench.quota("b", concurrency=1)
+    await bench.one({"a": "x", "b": ""})
+    view = await bench.standing("a", (queue(a="x", b=""),), by_key=True)
+    assert view.quotas.keys() == {"a", "b"}
+    assert not view.by_key
+
+
+async def test_a_quota_that_is_gone_is_no_limit_of_keys(bench: Bench) -> None:
+    await bench.one({"a": "x"})
+    view = await bench.standing("a", (queue(a="x"),), by_key=True)
+    assert not view.by_key
+    assert [line.id for line in view.lines] == [queue(a="x")]
+
+
 async def test_windows_reach_as_far_back_as_the_longest_rate(bench: Bench) -> None:
     await bench.quota("a", rate=Rate(9, MINUTE), rate_per_key=Rate(5, Millis(10_000)))
     await bench.quota("slots", concurrency=5)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.budget import Budget
@@ -123,17 +124,31 @@ def most_read(steps: str) -> int:
 async def test_a_standing_touches_only_the_queues_it_is_asked_for(crowded: Bench) -> None:
     asked = [queue(each=str(i)) for i in range(5)]
     for name in ("each", "all"):
-        some = (name, asked, 100, 16, crowded.now, FEW_SLOTS)
-        steps = await plan(crowded, PINNED, "quota_view", *some, [], [])
+        some: tuple[Any, ...] = (name, asked, [], [], crowded.now, FEW_SLOTS, 100, 16)
+        steps = await plan(crowded, PINNED, "quota_view", *some)
         assert "Seq Scan" not in steps
         assert most_read(steps) <= 5 * 16 + 5 + 5 + 5 + 10
     assert "using queue_key on queue" in steps
     assert "using admission_pkey on admission" in steps
 
 
+async def test_a_standing_of_keys_reads_as_many_as_there_are_slots(crowded: Bench) -> None:
+    quota = (await crowded.store.records.get(QUOTAS, ["each"]))["each"]
+    assert await crowded.store.records.put(QUOTAS, replace(quota, rate_per_key=None), quota.version)
+    asked = [queue(each=str(i)) for i in range(50)]
+    steps = await plan(crowded, PINNED, "quota_view_by_key", "each", asked, [], [])
+    assert "Seq Scan" not in steps
+    assert most_read(steps) <= 50 * 2
+    assert "using queue_key on queue" in steps
+    rows = await crowded.store.session.fetch(
+        crowded.store.session.limit, "quota_view_by_key", "each", asked, [], []
+    )
+    assert len(rows) == 50 * 2 - 1  # one is running
+
+
 async def test_a_standing_of_all_queues_walks_them_by_turn_and_stops(crowded: Bench) -> None:
-    every = ("all", None, 20, 3, crowded.now, FEW_SLOTS)
-    steps = await plan(crowded, PINNED, "quota_view", *every, [], [])
+    every: tuple[Any, ...] = ("all", None, [], [], crowded.now, FEW_SLOTS, 20, 3)
+    steps = await plan(crowded, PINNED, "quota_view", *every)
     assert "using queue_turn on queue" in steps
     assert "using parked_queue on parked" in steps
     assert "Seq Scan" not in steps
@@ -143,10 +158,10 @@ async def test_a_standing_of_all_queues_walks_them_by_turn_and_stops(crowded: Be
 async def test_slots_are_counted_the_same_either_way(crowded: Bench) -> None:
     """From the slots there are, or queue by queue when these are too many."""
     session = crowded.store.session
-    values = ("all", None, 3, 1, crowded.now)
+    values: tuple[Any, ...] = ("all", None, [], [], crowded.now)
     held = []
     for most in (FEW_SLOTS, 1, 0):
-        rows = await session.fetch(session.limit, "quota_view", *values, most, [], [])
+        rows = await session.fetch(session.limit, "quota_view", *values, most, 3, 1)
         held.append([(row[3], row[4]) for row in rows if row[0] == 3 and row[4]])
     assert held == [[(queue(all="0"), 1)]] * 3
 

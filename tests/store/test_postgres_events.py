@@ -63,7 +63,7 @@ async def test_events_can_be_filtered_and_the_cursor_passes_the_rest(bench: Benc
     async def told(**members: object) -> list[tuple[str, EventKind]]:
         page = await bench.store.events(EventQuery(**members))  # type: ignore[arg-type]
         assert page.cursor == last
-        return [(event.id, event.kind) for event in page.events]
+        return [(str(event.id), event.kind) for event in page.events]
 
     ones = [(id_of(one), claimed), (id_of(one), completed)]
     assert await told(uuid=one.execution.uuid) == ones
@@ -142,7 +142,7 @@ async def test_readers_of_busy_writers_see_every_event_once(bench: Bench) -> Non
         while not quiet:
             quiet = not writing
             page = await other.events(EventQuery(after=cursor, limit=7))
-            seen.extend((event.id, event.kind) for event in page.events)
+            seen.extend((str(event.id), event.kind) for event in page.events)
             quiet = quiet and page.cursor == cursor
             cursor = page.cursor
 

@@ -9,10 +9,12 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import attempt, lease, operator
 from flowfabric.core.execution.event import EventKind
+from flowfabric.core.execution.frame import BEGINNING, END, NewFrame, StreamMode
 from flowfabric.core.execution.lease import Owner
 from flowfabric.core.execution.model import Failure
+from flowfabric.core.execution.stream import Stream, StreamHeader, append
 from flowfabric.store.postgres.link import Link
-from flowfabric.store.queries import EventQuery, SideWrite
+from flowfabric.store.queries import EventQuery, FrameQuery, FrameRows, FrameWrite, SideWrite
 from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
     TTL,
@@ -128,6 +130,25 @@ async def test_a_lost_reply_to_a_note_writes_it_once(bench: Bench) -> None:
     notes = [note, progress(held, 7)]
     assert await bench.store.write_progress(notes, bench.now) == {held.execution.uuid}
     assert len((await bench.store.steps([(held.execution.uuid, 0)]))[0]) == 1
+
+
+@pytest.mark.parametrize("maxlen", [10, 1])
+async def test_a_lost_reply_to_an_append_writes_it_once(bench: Bench, maxlen: int) -> None:
+    """Also when frames have to go for the new ones."""
+    held, other = await bench.running(), await bench.running()
+    writes = []
+    for number, snapshot in enumerate((held, other)):
+        stream = Stream(uuid=snapshot.execution.uuid, attempt=0, header=StreamHeader(maxlen=maxlen))
+        frames = [NewFrame(payload=b"1"), NewFrame(payload=b"2")]
+        part = append(stream, bench.now, frames, number)
+        writes.append(FrameWrite(lease_of(snapshot).id, snapshot.head.epoch, 0, part))
+    await bench.apply(operator.cancel(other, bench.now, OPERATOR, ""))
+    lose_reply(bench.store.session.end)
+    assert await bench.store.write_frames(writes, bench.now) == {(held.execution.uuid, 0)}
+    query = FrameQuery(held.execution.uuid, 0, BEGINNING, END, 10, tuple(StreamMode))
+    (found,) = await bench.store.read_frames([query])
+    assert isinstance(found, FrameRows)
+    assert [frame.payload for frame in found.frames] == [b"1", b"2"][-maxlen:]
 
 
 async def test_a_lost_reply_to_a_general_change_is_recognised(bench: Bench) -> None:

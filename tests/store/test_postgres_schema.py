@@ -114,7 +114,7 @@ async def test_the_view_and_the_tables_have_the_shared_columns(bench: Bench) -> 
     for place, names in COLUMNS.items():
         assert set(await columns(place)) == set(names)
     assert set(await columns("execution")) == set(EXECUTION)
-    assert set(await columns("event")) == {"seq", *EVENT}
+    assert set(await columns("event")) == {"seq", "namespace", *EVENT}
     assert set(await columns("step")) == set(STEP)
 
 

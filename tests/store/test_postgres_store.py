@@ -102,6 +102,18 @@ async def test_an_id_is_created_once(bench: Bench) -> None:
     assert detail.payload == b"1"
 
 
+async def test_a_minted_id_that_exists_all_the_same_is_found(bench: Bench) -> None:
+    """No look for conflicts is taken at minted ids, so the statement fails and is sent with one."""
+    old, new = bench.creation(), bench.creation()
+    assert old.minted
+    assert new.minted
+    assert await bench.store.submit([old], bench.now) == [None]
+    answers = await bench.store.submit([old, new], bench.now)
+    assert answers == [old.snapshot.execution.id, None]
+    both = uuids([old.snapshot, new.snapshot])
+    assert set(await bench.store.load(both)) == set(both)
+
+
 async def test_a_live_key_finds_the_execution_it_was_given_to(bench: Bench) -> None:
     first = await bench.submit(key="k", lane="a")
     again = bench.creation(key="k", lane="b")

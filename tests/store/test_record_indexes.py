@@ -10,18 +10,20 @@ from flowfabric.store.contract import Store
 from flowfabric.store.postgres.dialer import PINNED
 from flowfabric.store.postgres.store import PostgresStore
 from flowfabric.store.rows.record import (
+    AUDIT,
     BUDGETS,
     FLOWS,
     LANES,
     PRESENCES,
     QUOTAS,
     SCHEDULES,
+    TOKENS,
     RecordKind,
 )
 from flowfabric.store.sqlite.store import SqliteStore
 
 Kind = RecordKind[Any, Any]
-KINDS = (SCHEDULES, PRESENCES, QUOTAS, LANES, BUDGETS, FLOWS)
+KINDS = (SCHEDULES, PRESENCES, QUOTAS, LANES, BUDGETS, FLOWS, TOKENS, AUDIT)
 
 SCAN = r"Seq Scan|SCAN (?!given|CONSTANT ROW)"
 """How a plan says that it reads a whole table."""

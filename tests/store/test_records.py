@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from flowfabric.core.access.audit import AUDIT_KEPT, AuditRecord
+from flowfabric.core.access.token import AccessToken
 from flowfabric.core.base.errors import Corruption
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.registry import FOREVER, Presence
 from flowfabric.core.execution.schedule import Schedule
+from flowfabric.core.execution.subscription import Subscription
+from flowfabric.core.execution.webhook import Webhook
 from flowfabric.core.limit.budget import Budget
 from flowfabric.core.limit.lane import Lane
 from flowfabric.core.limit.quota import Quota
@@ -18,6 +22,7 @@ from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.open import open_store
 from flowfabric.store.rows.record import (
+    AUDIT,
     BUDGETS,
     FLOWS,
     KEYRING,
@@ -26,6 +31,9 @@ from flowfabric.store.rows.record import (
     PRESENCES,
     QUOTAS,
     SCHEDULES,
+    SUBSCRIPTIONS,
+    TOKENS,
+    WEBHOOKS,
     RecordKind,
     SealedKeyring,
 )
@@ -49,6 +57,10 @@ MAKE: dict[Kind, Callable[[str], Any]] = {
     QUOTAS: lambda name: Quota(name=name, concurrency=1),
     LANES: lambda name: Lane(name=name, weight=2),
     BUDGETS: lambda name: Budget(name=name),
+    TOKENS: lambda name: AccessToken(name=name, scopes=("read",)),
+    AUDIT: lambda name: AuditRecord(id=name, action="token.created"),
+    SUBSCRIPTIONS: lambda name: Subscription(name=name, namespace="n"),
+    WEBHOOKS: lambda name: Webhook(name=name, url="https://example.org", secret="s" * 16),
 }
 """Kinds with a name of their own; `a` comes before `b`."""
 
@@ -196,6 +208,14 @@ async def test_what_has_expired_goes_readable_or_not(store: Store, store_url: st
     gone = await records.expire(PRESENCES, Millis(2))
     assert sorted(gone) == [("default", "a"), ("default", "b")]
     assert [entry.instance for entry in await records.page(PRESENCES)] == ["c"]
+
+
+async def test_old_audit_records_go(store: Store) -> None:
+    records = store.records
+    for name, at in (("a", 1), ("b", 2), ("c", 3)):
+        assert await records.put(AUDIT, AuditRecord(id=name, at=Millis(at)), 0)
+    assert sorted(await records.expire(AUDIT, Millis(AUDIT_KEPT + 2))) == ["a", "b"]
+    assert [record.id for record in await records.page(AUDIT)] == ["c"]
 
 
 async def test_a_page_is_narrowed_down_by_columns(store: Store) -> None:

@@ -22,7 +22,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.schedule import CatchUp, Schedule
 from flowfabric.core.execution.submission import Submission
 from flowfabric.store.queries import Query
-from flowfabric.testing import Harness, ManualClock, Stuck, driver
+from flowfabric.testing import Harness, ManualClock, Stuck, driver, harness
 from tests.worker import handlers
 
 DAY = 86_400_000
@@ -368,3 +368,18 @@ async def test_code_without_an_event_loop_submits_from_a_thread(fabric: Fabric) 
     async with testing.harness(fabric) as harness:
         run = await asyncio.to_thread(remind.submit_sync, "x")
         assert await harness.result(run) == "x"
+
+
+async def test_following_output_drives_the_run() -> None:
+    fabric = Fabric("sqlite:///:memory:")
+
+    @fabric.task()
+    async def job(ctx: Context) -> None:
+        await ctx.emit("begun")
+        await ctx.sleep("1h")
+        await ctx.emit("over")
+
+    async with harness(fabric):
+        run = await job.submit()
+        assert [frame.value async for frame in run.stream(follow=False)] == []
+        assert [frame.value async for frame in run.stream()] == ["begun", "over"]

@@ -255,6 +255,7 @@ async def test_what_was_taken_back_after_the_end_stays_so_in_a_replay(bench: Ben
         await bench.fabric.signal(id, payload={"cents": 1}, token=token)
 
 
+@pytest.mark.inside
 async def test_the_secret_of_the_environment_signs_and_can_be_rotated(
     store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

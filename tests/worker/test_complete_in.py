@@ -16,6 +16,8 @@ from tests.worker.bench import AGAIN, TTL, Bench, Log
 from tests.worker.flows import work
 from tests.worker.test_transactions import blocking, double
 
+pytestmark = pytest.mark.inside
+
 
 async def written(bench: Bench, key: str) -> bool:
     """Whether the transaction that submitted a run under this key was committed."""

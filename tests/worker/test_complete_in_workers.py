@@ -20,6 +20,8 @@ from tests.kit.connections import libraries
 from tests.worker.bench import AGAIN, TTL, Bench, until, working
 from tests.worker.test_transactions import double
 
+pytestmark = pytest.mark.inside
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -39,7 +41,7 @@ async def test_a_caller_that_waits_for_the_result_gets_it_soon(
         run = await job.submit()
         waiting = asyncio.create_task(run.result(20))
         engine = await fabric.engine()
-        await until(lambda: run.id.uuid in engine._context.watcher._waiters)
+        await until(lambda: run.id.uuid in engine._context.watcher.waiting)
         may_go.set()
         assert await waiting == "done"
 
@@ -92,7 +94,7 @@ async def test_a_lease_that_ends_in_a_transaction_is_not_renewed() -> None:
         ttl=TTL,
         on_cancelled=lambda key, notice: None,
         on_lost=lambda *loss: lost.append(loss),
-        owns_store=False,
+        spare=store,
     )
     heartbeat.hold(WorkerLease(claim, age=3.0))
     heartbeat.rest((claim.uuid, claim.epoch))

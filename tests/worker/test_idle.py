@@ -90,7 +90,7 @@ async def test_a_heartbeat_at_rest_wakes_up_for_a_lease() -> None:
         ttl=TTL,
         on_cancelled=lambda key, notice: None,
         on_lost=lambda *loss: None,
-        owns_store=False,
+        spare=store,
     )
     heartbeat._ttl = 0.3
     heartbeat.start()

@@ -271,6 +271,7 @@ async def test_members_of_flows_and_runs_of_schedules_have_their_limits(bench: B
             flow.add(member, who=flow.add(member, "ada").output)
 
 
+@pytest.mark.inside
 async def test_runs_of_a_transaction_have_their_limits(bench: Bench, store_url: str) -> None:
     """C-T95: they arrive with their keys, and unknown quotas are refused when they arrive."""
 

@@ -231,6 +231,7 @@ def test_a_manual_clock_is_set_and_moved_in_every_way() -> None:
         ManualClock(datetime(2030, 1, 1))  # noqa: DTZ001 - the point
 
 
+@pytest.mark.inside
 async def test_spans_in_words_do_what_spans_in_milliseconds_do(
     store_url: str,
 ) -> None:
@@ -257,6 +258,7 @@ async def test_spans_in_words_do_what_spans_in_milliseconds_do(
     await engine.close()
 
 
+@pytest.mark.inside
 async def test_so_do_those_of_grants_limits_and_schedules(store_url: str) -> None:
     clock = ManualClock()
     lab = await Lab.open(await open_store(store_url, clock=clock), clock)

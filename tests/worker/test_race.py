@@ -392,6 +392,7 @@ async def test_the_end_of_a_child_is_told_although_its_worker_died(
     assert not await bench.engine.store.owed_flows(1)
 
 
+@pytest.mark.inside
 async def test_a_child_that_ends_in_a_transaction_is_told_as_well(
     bench: Bench, store_url: str
 ) -> None:

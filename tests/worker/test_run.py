@@ -129,6 +129,7 @@ async def test_a_fabric_serves_one_event_loop_at_a_time(store_url: str) -> None:
     await fabric.close()
 
 
+@pytest.mark.inside
 async def test_a_store_that_cannot_be_opened_is_let_go(
     store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,5 +207,5 @@ async def test_a_worker_fires_it(fabric: Fabric) -> None:
         async for event in engine.events.subscribe():
             if event.completion is not None:
                 break
-        run = await fabric.run(event.id)
+        run = await fabric.run(str(event.id))
     assert await run.result(10) == "1"

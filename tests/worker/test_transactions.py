@@ -20,6 +20,8 @@ from flowfabric.worker.api.run import Run
 from tests.kit.connections import NoSale, libraries, rolled_back, sqlalchemy_url
 from tests.worker.bench import Bench, working
 
+pytestmark = pytest.mark.inside
+
 
 def double(n: int) -> int:
     return 2 * n

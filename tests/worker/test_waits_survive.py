@@ -439,6 +439,7 @@ async def test_a_recorded_wait_that_is_left_out_is_missed(bench: Bench, log: Log
 
 
 @pytest.mark.parametrize("way", ["signal", "approval", "callback"])
+@pytest.mark.inside
 async def test_without_a_key_a_wait_fails_the_run_instead_of_trying_for_ever(
     store_url: str, way: str
 ) -> None:

@@ -42,7 +42,7 @@ async def goods(fabric: Fabric, task: Task[Any, Any]) -> dict[str, Any]:
         "reason": "no", "calls": [(1,)], "at": None, "connection": None, "span": 0, "percent": 5,
         "message": "x", "of": 1, "approvers": (), "names": "go", "as_type": int, "items": [1],
         "budget": None, "function": add, "join": AnyOf(), "policy": "cancel_all", "wait": False,
-        "smooth": False,
+        "smooth": False, "value": 1,
     }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from flowfabric.core.base.errors import NotFound
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import Family, StoredEvent
 from flowfabric.core.execution.model import Attempt, AttemptOutcome, Failure, Start
+from flowfabric.core.execution.outcome import CloseReason
 from flowfabric.engine.execution.claims import Claim
 from tests.kit import situations
 from tests.kit.lab import TTL, W1, W2, Lab
@@ -241,7 +242,7 @@ async def test_the_attempts_after_a_reclaim(lab: Lab) -> None:
     await lab.lose(first)
     [lost] = await attempts_of(lab, first.id)
     assert (lost.outcome, lost.ended_at) == (AttemptOutcome.STARTED, None)
-    reclaimed_at = lab.clock.advance(700)
+    lost_at, reclaimed_at = lab.clock.now(), lab.clock.advance(700)
     second = await lab.claim_one(W2)
     replaced = Attempt(
         index=0,
@@ -253,6 +254,8 @@ async def test_the_attempts_after_a_reclaim(lab: Lab) -> None:
         epoch=1,
         started_at=started_at,
         ended_at=reclaimed_at,
+        closed=CloseReason.LEASE_EXPIRED,
+        closed_at=lost_at,
     )
     assert (await attempts_of(lab, first.id))[0] == replaced
     ended_at = lab.clock.advance(100)

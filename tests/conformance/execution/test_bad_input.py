@@ -114,8 +114,15 @@ BY_ID: dict[str, Call] = {
     "signals.decide_at": lambda e, id: e.signals.decide_at(id, SIGNAL),
     "signals.revoke": lambda e, id: e.signals.revoke(id, SOME),
     "budgets.attached_to": lambda e, id: e.budgets.attached_to(id),
+    "views.recorded": lambda e, id: e.views.recorded(id),
+    "streams.read": lambda e, id: e.streams.read(id, 0),
+    "streams.tail": lambda e, id: e.streams.tail(id, 0),
+    "streams.summary": lambda e, id: e.streams.summary(id, 0),
 }
 OF_ANOTHER_THING = {
+    "claims.claim",
+    "claims.taken",
+    "signals.look",  # says nothing about ids to a caller with a wrong token
     "budgets.reserve",
     "suspensions.create_waitpoint",
     "suspensions.make_waitpoint",
@@ -168,10 +175,12 @@ def methods_by_id(engine: Engine) -> Iterator[str]:
                 yield f"{noun}.{name}"
 
 
+@pytest.mark.inside
 async def test_every_method_that_takes_an_id_is_tried_here(lab: Lab) -> None:
     assert set(methods_by_id(lab.engine)) == BY_ID.keys() | OF_ANOTHER_THING
 
 
+@pytest.mark.inside
 async def test_a_malformed_id_is_told_what_is_wrong_with_it(lab: Lab) -> None:
     """§1.1"""
     await lab.submit()
@@ -181,6 +190,7 @@ async def test_a_malformed_id_is_told_what_is_wrong_with_it(lab: Lab) -> None:
             assert {getattr(error, "reason", "") for error in errors} == {reason}
 
 
+@pytest.mark.inside
 async def test_an_owner_with_a_malformed_id_is_told_what_is_wrong_with_it(lab: Lab) -> None:
     claim = await lab.running()
     for reason, ids in MALFORMED.items():
@@ -200,6 +210,7 @@ async def refuse_owners(
     ]
 
 
+@pytest.mark.inside
 async def test_other_ways_to_name_an_execution_are_checked_as_well(lab: Lab) -> None:
     await lab.submit()
     engine = lab.engine
@@ -384,6 +395,7 @@ def forgeries(handle: str) -> list[Any]:
     ]  # fmt: skip
 
 
+@pytest.mark.inside
 async def test_a_forged_or_truncated_handle_owns_nothing(lab: Lab) -> None:
     """§1.4, E-T018"""
     claim = await lab.running()
@@ -413,7 +425,7 @@ NO_POLICIES: list[Any] = [
     {"priority": 1.5}, {"priority": 2**40}, {"max_replay_count": -1}, {"retry_policy": []},
     {"retry_policy": {"max_retries": -1}}, {"retry_policy": {"backoff": {"type": "odd"}}},
     {"retry_policy": {"backoff": {"type": "fixed", "delay_ms": -1}}},
-    {"retry_policy": {"retryable_categories": ["odd"]}}, {"dedup_window_ms": -1},
+    {"retry_policy": {"retryable_categories": [""]}}, {"dedup_window_ms": -1},
     {"timeout_policy": {"attempt_timeout_ms": 0}}, {"timeout_policy": "1s"},
     {"timeout_policy": {"execution_deadline_ms": 2**70}}, {"delay_until": -1},
     {"delay_until": math.nan}, {"routing_requirements": []}, {"budget_ids": [""]},
@@ -424,6 +436,7 @@ NO_POLICIES: list[Any] = [
 ]  # fmt: skip
 
 
+@pytest.mark.inside
 async def test_a_policy_of_an_unknown_shape_is_refused(lab: Lab) -> None:
     """§1.7, E-T038"""
     await lab.submit()

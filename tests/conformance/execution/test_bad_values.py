@@ -170,6 +170,7 @@ async def test_a_number_that_makes_no_sense_is_refused(lab: Lab) -> None:
     await lab.complete(claim)
 
 
+@pytest.mark.inside
 async def test_a_limit_beyond_any_page_is_cut_and_one_of_nothing_gives_nothing(lab: Lab) -> None:
     claim = await lab.running()
     id = await lab.submit()
@@ -280,6 +281,7 @@ BY_TAG_KEY: dict[str, Use] = {
 }
 
 
+@pytest.mark.inside
 async def test_a_tag_key_that_breaks_the_pattern_is_refused(lab: Lab) -> None:
     """§1.11"""
     claim = await lab.running()
@@ -397,7 +399,7 @@ SHAPES: dict[str, tuple[Use, list[Any], type[FlowFabricError]]] = {
     ),
     "failure": (
         lambda lab, c, v: lab.engine.attempts.fail(c, v),
-        [None, "boom", Failure("boom", "unknown"), Failure("boom", detail="text")],  # type: ignore[arg-type]
+        [None, "boom", Failure("boom", ""), Failure("boom", detail="text")],  # type: ignore[arg-type]
         Invalid,
     ),
     "step": (
@@ -450,6 +452,7 @@ SHAPES: dict[str, tuple[Use, list[Any], type[FlowFabricError]]] = {
 }
 
 
+@pytest.mark.inside
 async def test_a_value_of_the_wrong_shape_is_refused(lab: Lab) -> None:
     claim = await lab.running()
     for name, (use, values, error) in SHAPES.items():
@@ -481,6 +484,7 @@ NO_TOKENS: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.inside
 async def test_a_worker_that_offers_nonsense_is_told_which(lab: Lab) -> None:
     """§1.6"""
     id = await lab.submit()

@@ -138,6 +138,7 @@ async def test_a_worker_that_has_left_gets_nothing(lab: Lab) -> None:
     assert await lab.claim(W2) == []
 
 
+@pytest.mark.inside
 async def test_a_process_does_not_release_runs_for_workers_of_others(
     lab: Lab, second_lab: Lab
 ) -> None:
@@ -211,6 +212,7 @@ async def test_two_versions_do_not_hand_it_to_each_other(lab: Lab) -> None:
     assert (await lab.claim_one(W2)).id == claim.id
 
 
+@pytest.mark.inside
 async def test_a_worker_whose_code_did_not_fit_gives_it_back_with_growing_pauses(lab: Lab) -> None:
     claim = await blocked(lab)
     there(lab)

@@ -298,7 +298,7 @@ async def test_an_operator_fails_without_a_fence(lab: Lab) -> None:
 @pytest.mark.parametrize(
     "failure",
     [
-        Failure("boom", "unheard_of"),
+        Failure("boom", "x" * 257),
         Failure("boom", ""),
         Failure("nul \0"),
         Failure("\ud800"),

@@ -184,6 +184,7 @@ async def test_families_are_projections_of_one_table(lab: Lab) -> None:
         Family.COMPLETION: [EventKind.COMPLETED, EventKind.CANCELLED],
         Family.OPERATOR: [EventKind.REPLAYED, EventKind.PRIORITY_CHANGED],
         Family.SIGNAL: [],
+        Family.WORKER: [],
     }
 
 

@@ -262,6 +262,7 @@ async def test_an_id_in_another_partition_names_nothing(lab: Lab) -> None:
 
 @every_form
 @every_operation
+@pytest.mark.inside
 async def test_a_caller_overtaken_between_its_decision_and_its_write_writes_nothing(
     lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch, name: str, form: str
 ) -> None:

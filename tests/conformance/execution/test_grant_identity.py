@@ -342,6 +342,7 @@ async def test_the_time_of_a_continued_attempt_can_be_given(lab: Lab) -> None:
         (NewAttempt(policy={"priority": "high"}), InvalidPolicy),  # type: ignore[arg-type]
     ],
 )
+@pytest.mark.inside
 async def test_a_wrong_attempt_is_refused_and_the_grant_stays(
     lab: Lab, attempt: Any, error: type[Exception]
 ) -> None:

@@ -183,6 +183,26 @@ async def test_what_cannot_pass_is_final(lab: Lab, category: str, named: bool) -
 
 
 @pytest.mark.rules
+async def test_a_word_of_its_own_is_kept_and_retried_like_a_transient_failure(lab: Lab) -> None:
+    """server-sdk.md 3.3: a free string, passed through verbatim; unknown is the class transient"""
+    claim = await lab.running(policy=retrying(times=1))
+    assert isinstance(await lab.fail(claim, "simulated_503"), RetryScheduled)
+    await lab.pass_time(10)
+    again = await lab.claim_one()
+    assert await lab.fail(again, "simulated_503") == TerminalFailed(claim.id)
+    assert (await describe(lab, claim.id)).failure == Failure("boom", "simulated_503")
+
+
+@pytest.mark.rules
+@pytest.mark.parametrize("category", ["simulated_503", "transient"])
+async def test_a_policy_may_name_a_word_of_its_own(lab: Lab, category: str) -> None:
+    """§3.15, server-sdk.md 1.4: a list of strings"""
+    claim = await lab.running(policy=retrying(retryable_categories=["simulated_503"]))
+    retried = isinstance(await lab.fail(claim, category), RetryScheduled)
+    assert retried is (category == "simulated_503")
+
+
+@pytest.mark.rules
 async def test_categories_that_are_named_exclude_the_others(lab: Lab) -> None:
     """§3.15"""
     policy = retrying(times=9, retryable_categories=["timeout", "infra_crash"])

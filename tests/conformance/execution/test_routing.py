@@ -107,6 +107,7 @@ async def test_two_workers_together_are_not_one_that_can(lab: Lab) -> None:
 
 
 @pytest.mark.rules
+@pytest.mark.inside
 async def test_requirements_that_make_no_sense_are_refused(lab: Lab) -> None:
     """C-T102: fail closed, at submit and at claim"""
     wrong: list[Any] = ["a,b", "a b", "", "a\n", 7, None, "x" * 5000]

@@ -467,6 +467,7 @@ async def test_a_requirement_that_breaks_the_token_rules_creates_nothing(lab: La
 
 
 @pytest.mark.rules
+@pytest.mark.inside
 async def test_a_policy_that_cannot_be_read_creates_nothing(lab: Lab) -> None:
     """E-T038"""
     for policy in (b"{", b"", b"[]", b"null", b"\xff", "{", {"priority": "high"}):

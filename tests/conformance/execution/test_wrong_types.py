@@ -13,13 +13,17 @@ from msgspec import Struct
 from flowfabric.core.base.errors import FlowFabricError, Invalid
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.event import Family
+from flowfabric.core.execution.event_filter import EventFilter
 from flowfabric.core.execution.fork import ForkChanges
+from flowfabric.core.execution.frame import NewFrame, StreamMode, Visibility
 from flowfabric.core.execution.granted import GrantNotes, NewAttempt
 from flowfabric.core.execution.mismatch import Mismatch
 from flowfabric.core.execution.model import Failure
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.schedule import Schedule
 from flowfabric.core.execution.step import Step
+from flowfabric.core.execution.stream import EmitPlace
 from flowfabric.core.execution.submission import Submission
 from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode
 from flowfabric.core.flow.join import AnyOf, Edge
@@ -31,7 +35,7 @@ from flowfabric.core.wait.signal import Delivery
 from flowfabric.core.wait.suspend import NowSuspended
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.flow.flows import FlowCreated
-from flowfabric.store.queries import Query, Suspects
+from flowfabric.store.queries import Query, Renewal, Suspects
 from tests.kit.fuzzing import JUNK, PLAIN, escaped, public, settled, variants
 from tests.kit.lab import W2, Lab
 from tests.kit.waits import fresh_id, request, suspend
@@ -39,14 +43,17 @@ from tests.kit.waits import fresh_id, request, suspend
 pytestmark = pytest.mark.rules
 
 NOT_OPERATIONS = {
-    "inbox.admit", "inbox.admitted", "inbox.load",  # what stands behind operations
+    # What stands behind operations.
+    "inbox.admit", "inbox.admitted", "inbox.load", "inbox.find", "inbox.drain",
     "executions.put", "executions.put_all", "flow_views.inputs", "workers.held",
     "flow_views.skipped",
     "executions.drain", "claims.drain", "attempts.drain", "flows.drain", "flow_views.close",
-    "workers.finish", "workers.sweep",
+    "workers.finish", "workers.sweep", "streams.close", "streams.drain", "streams.expire",
     "sweep.committed", "sweep.once", "sweep.start", "sweep.stop", "sweep.trim",
     "schedules.fire_due", "schedules.next_at", "suspensions.new_id", "events.tail",
+    "events.close", "webhooks.run", "webhooks.dispatch", "webhooks.is_genuine",
     "signals.delivery", "keys.kids", "attempts.ended_elsewhere",
+    "audit.trim", "tokens.any_live", "tokens.drain",
     "code_gate.join", "code_gate.leave", "code_gate.release", "code_gate.release_to",
 }  # fmt: skip
 
@@ -103,6 +110,8 @@ async def furnish(lab: Lab) -> None:
     await engine.quotas.define(QUOTA)
     await engine.schedules.put(SCHEDULE)
     await engine.workers.register(PRESENCE)
+    await engine.subscriptions.create("reader")
+    await engine.webhooks.put("hook", "https://example.org")
 
 
 BUDGET = Budget(name="team", limits={"tokens": Limit(hard=10**6)}, every=Millis(60_000))
@@ -147,6 +156,15 @@ def arguments(lab: Lab, world: World) -> dict[str, Any]:
         "attempt": NewAttempt(timeout=Millis(5_000)), "notes": GrantNotes(),
         "mismatch": Mismatch(message="changed", fingerprint="code-1"), "fingerprint": "code-1",
         "run": world.claim.uuid, "force": True, "undo_time": 1_000,
+        "scopes": ("read",), "namespaces": ("default",), "expires": 1_000, "text": "t" * 20,
+        "presented": "ff_go_" + "A" * 43, "action": "test.done", "subject": "a", "since": None,
+        "frames": (NewFrame(payload=b"{}"), NewFrame(payload=b"{}", mode=StreamMode.SUMMARY)),
+        "write": 7, "place": EmitPlace("", 0, 1), "start": "start", "end": "end", "block": 0.01,
+        "visibility": Visibility.ALL,
+        "wanted": EventFilter(families=(Family.LEASE,)), "holder": "ada", "lease": 1_000,
+        "url": "https://example.org", "fresh": fresh_id(lab), "hidden": False, "named": "all",
+        "sees": None, "index": 0, "most": 5, "signed": False, "eager": False,
+        "renewals": (Renewal(world.claim.uuid, world.claim.lease.id, 1, Millis(30_000)),),
         "from_step": None, "changes": ForkChanges(payload=b"1", tags={"app.a": "1"}),
     }  # fmt: skip
 
@@ -159,6 +177,8 @@ def special(lab: Lab, world: World) -> dict[str, dict[str, Any]]:
         "budgets": {"name": "team"},
         "quotas": {"name": "api"},
         "schedules": {"name": "daily"},
+        "subscriptions": {"name": "reader"},
+        "webhooks": {"name": "hook"},
     }
     found: dict[str, dict[str, Any]] = {
         "executions.resume": {"id": world.suspended},
@@ -177,7 +197,9 @@ def special(lab: Lab, world: World) -> dict[str, dict[str, Any]]:
             world.waitpoint, world.suspended.uuid, "go", Millis(5), "k1"),)},
         "suspensions.suspended": {"after": (Millis(5), world.waiting)},
         "signals.approve": {"id": world.suspended},
-        "signals.deliver": {"id": world.suspended},
+        "signals.deliver": {"id": world.suspended}, "signals.look": {"id": world.suspended},
+        "claims.claim": {"id": fresh_id(lab)}, "claims.taken": {"id": fresh_id(lab)},
+        "executions.submit_many": {"fresh": (fresh_id(lab),)},
         "signals.revoke": {"id": world.suspended, "token": None},
         "signals.of": {"id": world.suspended, "after": 0},
         "signals.send": {"id": world.suspended},
@@ -188,6 +210,11 @@ def special(lab: Lab, world: World) -> dict[str, dict[str, Any]]:
         "views.list": {"query": Query(tag=("app.a", "1"), after=(Millis(5), world.claim.uuid))},
         "events.read": {"after": 0},
         "events.subscribe": {"after": 0, "tag": None},
+        "events.batch": {"after": 0}, "events.follow": {"after": 0},
+        "events.position": {"cursor": ""},
+        "subscriptions.list": {"after": ""}, "webhooks.list": {"after": ""},
+        "subscriptions.ack": {"cursor": 0}, "webhooks.find": {"name": "hook"},
+        "subscriptions.create": {"name": "another"}, "webhooks.put": {"name": "hook"},
         "grants.find_and_issue": {"worker": "w1"},
         "grants.issue": {"worker": "w1"},
         "grants.issue_reclaim": {"worker": "w1"},
@@ -207,11 +234,14 @@ def special(lab: Lab, world: World) -> dict[str, dict[str, Any]]:
         "budgets.attached_to": {"id": world.claim.id},
         "budgets.reserve": {"id": fresh_id(lab)},
         "budgets.spend": {"execution": None},
-        "lanes.list": {"after": "a"},
+        "lanes.list": {"after": "a"}, "tokens.list": {"after": "a"}, "audit.list": {"after": "a"},
+        "audit.write": {"detail": {"a": 1}},
+        "streams.read": {"attempt": 0}, "streams.summary": {"attempt": 0},
+        "streams.tail": {"attempt": 0, "after": "0-0"},
     }  # fmt: skip
     for noun, given in by_name.items():
         for name in ("get", "pause", "resume", "remove", "trigger", "delete", "status", "grant",
-                     "release", "reset"):  # fmt: skip
+                     "release", "reset", "ack", "read", "test"):  # fmt: skip
             found.setdefault(f"{noun}.{name}", {}).update(given)
     for name in ("issue", "issue_reclaim", "claim", "claim_resumed", "try_resume", "reclaim"):
         found.setdefault(f"grants.{name}", {})["key"] = None
@@ -246,10 +276,11 @@ def given(lab: Lab, world: World, name: str, method: Any) -> dict[str, Any]:
 NOUNS = (
     "executions", "lanes", "claims", "attempts", "suspensions", "signals", "keys", "grants",
     "views", "events", "workers", "schedules", "flows", "flow_views", "quotas", "budgets",
-    "explain", "steps",
+    "explain", "steps", "tokens", "audit", "streams", "subscriptions", "webhooks",
 )  # fmt: skip
 
 
+@pytest.mark.inside
 async def test_every_noun_is_tried_here(lab: Lab) -> None:
     assert {name.partition(".")[0] for name, _ in operations(lab)} == set(NOUNS)
 
@@ -258,6 +289,7 @@ READERS = {"views", "flow_views", "events", "explain"}
 READING = {
     "get", "list", "settings", "status", "state", "of", "waitpoints", "suspended", "expired",
     "leases", "steps", "grants", "attached_to", "check_admission", "page", "token",
+    "read", "tail", "summary",
 }  # fmt: skip
 """What is only read leaves everything as it is."""
 
@@ -303,7 +335,8 @@ async def unread(lab: Lab, world: World) -> list[str]:
         "schedules": engine.schedules.list, "budgets": engine.budgets.list,
         "quotas": engine.quotas.list, "workers": engine.workers.list,
         "flows": engine.flow_views.page, "lanes": engine.lanes.settings,
-        "keys": engine.keys.kids,
+        "keys": engine.keys.kids, "tokens": engine.tokens.list, "audit": engine.audit.list,
+        "subscriptions": engine.subscriptions.list, "webhooks": engine.webhooks.list,
         "execution": lambda: engine.views.describe(world.claim.id),
         "steps": lambda: engine.attempts.steps(world.claim.uuid, 0),
         "waitpoints": lambda: engine.suspensions.waitpoints(world.suspended),
@@ -319,6 +352,7 @@ async def unread(lab: Lab, world: World) -> list[str]:
     return found
 
 
+@pytest.mark.inside
 async def test_the_good_values_are_good(lab: Lab) -> None:
     """Or nothing would be said about the others."""
     await furnish(lab)

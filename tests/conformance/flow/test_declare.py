@@ -83,6 +83,7 @@ REFUSED: dict[str, tuple[Any, type[FlowFabricError], str]] = {
 
 @pytest.mark.rules
 @pytest.mark.parametrize(("graph", "error", "says"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.inside
 async def test_a_graph_that_cannot_run_is_refused_as_a_whole(
     lab: Lab, graph: Any, error: type[FlowFabricError], says: str
 ) -> None:

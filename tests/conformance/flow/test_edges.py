@@ -181,6 +181,7 @@ async def test_two_edges_between_the_same_two_count_twice(lab: Lab) -> None:
     await flow.complete("b")
 
 
+@pytest.mark.inside
 async def test_edges_that_cannot_be_are_refused_each_for_its_own_reason(lab: Lab) -> None:
     """C-T13, F-30, I-3, I-5"""
     flow = await Growing.begin(lab, "a", "b", "c")

@@ -145,6 +145,7 @@ async def test_a_success_that_was_taken_back_does_not_count(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("second", ["complete", "fail"])
+@pytest.mark.inside
 async def test_an_upstream_that_ends_while_its_downstream_is_replayed_is_counted(
     lab: Lab, second: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

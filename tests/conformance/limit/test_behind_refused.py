@@ -27,6 +27,7 @@ async def test_a_claim_goes_past_those_their_budget_refuses(spent: Lab) -> None:
     assert not await spent.claim()
 
 
+@pytest.mark.inside
 async def test_no_run_waits_for_a_poll_behind_them(
     spent: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

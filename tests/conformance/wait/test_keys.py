@@ -85,6 +85,7 @@ async def test_the_first_key_is_seeded_once(lab: Lab) -> None:
 
 
 @pytest.mark.rules
+@pytest.mark.inside
 async def test_a_seed_has_to_make_sense(lab: Lab) -> None:
     """E-T309: exactly 64 hex digits; a key id without a colon"""
     wrong: list[Any] = ["", "ab", A[:-1], A[:-2], A + "aa", "zz" * 32, None, 5, A[:-1] + "\n"]
@@ -239,6 +240,7 @@ async def test_a_grace_period_is_a_duration(lab: Lab, grace: str | timedelta | i
 
 
 @pytest.mark.rules
+@pytest.mark.inside
 async def test_a_rotation_has_to_make_sense(lab: Lab) -> None:
     """E-T306: grace, key id, secret; nothing is changed"""
     rotate = lab.engine.keys.rotate

@@ -130,6 +130,7 @@ MALFORMED: list[Any] = [
 ]
 
 
+@pytest.mark.inside
 async def test_a_malformed_token_is_an_invalid_one(lab: Lab) -> None:
     """Check 4: not a fault, and nothing is written"""
     claim, answer = await waiting(lab)

@@ -245,6 +245,7 @@ async def test_the_first_fault_is_told(lab: Lab) -> None:
         ({"steps": ("no step",)}, "step"),
     ],
 )
+@pytest.mark.inside
 async def test_members_that_cannot_be_stored_are_refused(
     lab: Lab, members: dict[str, Any], word: str
 ) -> None:

@@ -139,7 +139,7 @@ async def test_who_always_loses_gives_up(lab: Lab, monkeypatch: pytest.MonkeyPat
 
 
 async def test_only_transitions_are_told(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
-    """F-60, C-T131: one line when a worker comes and goes, none for a heartbeat, no rows"""
+    """F-60, C-T131: one line and one event when a worker comes and goes, none for a heartbeat"""
     caplog.set_level("INFO", logger="flowfabric.registry")
     workers = lab.engine.workers
     await workers.register(ada())
@@ -156,7 +156,12 @@ async def test_only_transitions_are_told(lab: Lab, caplog: pytest.LogCaptureFixt
         "worker ada-1 (default) registered as ada",
         "worker ada-1 (default) fell silent and was removed",
     ]
-    assert (await lab.engine.events.read()).events == ()
+    assert [event.registry for event in (await lab.engine.events.read()).events] == [
+        "registered",
+        "deregistered",
+        "registered",
+        "expired",
+    ]
 
 
 # -- the list

@@ -460,3 +460,30 @@ def test_who_is_let_through_with_others_has_a_moment_that_claims_go_by() -> None
     handed = [turns.next(UUID(int=number)) for number in (5, 4, 3)]
     assert handed == sorted(set(handed))
     assert turns.moment == hall.now + AHEAD
+
+
+# -- limits of keys alone
+
+
+@given(
+    keys=st.lists(st.integers(0, 4), max_size=30),
+    held=st.lists(st.integers(0, 4), max_size=8),
+    cap=st.integers(1, 3),
+    most=st.integers(1, 20),
+)
+def test_keys_alone_are_served_as_lines_of_any_quota(
+    keys: list[int], held: list[int], cap: int, most: int
+) -> None:
+    """The same go in, in the same order and at the same moments; of the turns the last is kept."""
+    hall = Hall(Quota(name="a", concurrency_per_key=cap))
+    for key in held:
+        hall.inside.append((((("a", str(key))),), Candidate(UUID(int=1000 + key), 1, 0)))
+    for key in keys:
+        hall.come((("a", str(key)),))
+    view = hall.view("a")
+    expected = release(view, hall.now, most)
+    found = release(replace(view, by_key=True), hall.now, most)
+    assert (found.moves, found.versions) == (expected.moves, expected.versions)
+    assert not found.admissions
+    last = max(expected.turns.items(), key=lambda each: each[1], default=None)
+    assert found.turns == ({} if last is None else dict([last]))

@@ -1,0 +1,57 @@
+"""Metrics as a test reads them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from flowfabric import metrics
+from flowfabric.metrics import instruments
+
+
+class Scrape:
+    """One answer of `/metrics`."""
+
+    def __init__(self, text: str) -> None:
+        self.samples: list[Sample] = [
+            sample for family in text_string_to_metric_families(text) for sample in family.samples
+        ]
+
+    @property
+    def names(self) -> set[str]:
+        return {sample.name for sample in self.samples}
+
+    def has(self, name: str) -> bool:
+        return name in self.names
+
+    def value(self, name: str, **labels: str) -> float:
+        """The sum of the samples that have these labels."""
+        return sum(
+            sample.value
+            for sample in self.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def since(self, before: "Scrape", name: str, **labels: str) -> float:
+        return self.value(name, **labels) - before.value(name, **labels)
+
+
+@contextmanager
+def measuring() -> Iterator[None]:
+    """Measures this process. What other tests have called their lanes and tasks is forgotten:
+    only the first hundred names are shown."""
+    for names in (instruments.lanes, instruments.tasks):
+        names._known.clear()
+    metrics.enable()
+    try:
+        yield
+    finally:
+        metrics.disable()
+
+
+async def scrape(http: httpx.AsyncClient) -> Scrape:
+    reply = await http.get("/metrics")
+    assert reply.status_code == 200, reply.text
+    return Scrape(reply.text)

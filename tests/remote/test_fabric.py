@@ -1,0 +1,152 @@
+"""An application and its workers that reach the engine through a server only."""
+
+import asyncio
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowfabric import Context, Fabric, Forbidden, Invalid, WorkerOptions
+from flowfabric.core.base.time import Millis
+from flowfabric.engine.engine import Engine
+from flowfabric.store.clock import ManualClock
+from flowfabric.store.open import open_store
+from tests.kit.served import EngineApp, caller_named, served, served_in_thread
+
+LONG = 1.2
+
+
+def double(n: int) -> int:
+    return 2 * n
+
+
+def test_a_script_without_an_event_loop(tmp_path: Path) -> None:
+    with served_in_thread(f"sqlite:///{tmp_path / 'work.db'}") as url:
+        fabric = Fabric(url)
+        task = fabric.task()(double)
+        run = task.submit_sync(3)
+        assert run.state_sync().value == "waiting"
+        assert fabric.block_on(_work(fabric)) == 1
+        assert run.result_sync(10) == 6
+        assert [each.id for each in fabric.runs_sync()] == [run.id]
+        fabric.close_sync()
+
+
+async def _work(fabric: Fabric) -> int:
+    return await (await fabric.worker()).run_until_idle()
+
+
+async def test_a_blocked_event_loop_keeps_its_leases(tmp_path: Path) -> None:
+    """The heartbeat has a session of its own, in its own thread."""
+    with served_in_thread(f"sqlite:///{tmp_path / 'work.db'}") as url:
+        async with Fabric(url) as fabric:
+
+            @fabric.task()
+            async def blocks() -> str:
+                time.sleep(LONG)  # noqa: ASYNC251 - as some libraries do
+                return "done"
+
+            run = await blocks.submit()
+            worker = await fabric.worker(WorkerOptions(ttl=Millis(500)))
+            running = asyncio.create_task(worker.run())
+            assert await run.result(20) == "done"
+            assert (await run.describe()).epoch == 1
+            worker.stop()
+            await running
+
+
+async def test_a_worker_survives_its_server(tmp_path: Path) -> None:
+    """The handler is under way while the server goes, and reports to the next one."""
+    store_url = f"sqlite:///{tmp_path / 'work.db'}"
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    engine = await Engine.open(await open_store(store_url))
+    engine.sweep.start()
+    proxy = Switch()
+    proxy.app = EngineApp(engine)
+    async with served(proxy) as url, Fabric(url) as fabric:
+
+        @fabric.task()
+        async def job(ctx: Context) -> int:
+            begun.set()
+            await go_on.wait()
+            return await ctx.step(double, 4)
+
+        run = await job.submit()
+        worker = await fabric.worker(WorkerOptions(ttl="30s"))
+        running = asyncio.create_task(worker.run())
+        await begun.wait()
+        proxy.app = None  # it drains
+        go_on.set()
+        await asyncio.sleep(0.1)
+        proxy.app = EngineApp(engine)  # another process: it has not handed out the claim
+        assert await run.result(20) == 8
+        worker.stop()
+        await running
+    await engine.close()
+
+
+class Switch:
+    """A load balancer in front of at most one server."""
+
+    app: EngineApp | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self.app is not None:
+            await self.app(scope, receive, send)
+            return
+        start = {
+            "type": "http.response.start",
+            "status": 503,
+            "headers": [(b"content-length", b"0")],
+        }
+        await send(start)
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def test_the_token_may_come_from_the_environment(
+    app: EngineApp, url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.callers = {"right": caller_named()}
+    with pytest.raises(Forbidden):
+        await Fabric(url, clock=clock).engine()
+    monkeypatch.setenv("FLOWFABRIC_TOKEN", "right")
+    async with Fabric(url, clock=clock) as fabric:
+        assert [run async for run in fabric.runs()] == []
+    with pytest.raises(Forbidden):
+        await Fabric(url, clock=clock, token="wrong").engine()
+
+
+def test_a_token_is_text() -> None:
+    with pytest.raises(Invalid):
+        Fabric("http://localhost:1", token=5)  # type: ignore[arg-type]
+
+
+async def test_a_transaction_of_the_application_needs_the_database(
+    fabric: Fabric, tmp_path: Path
+) -> None:
+    task = fabric.task()(double)
+    with sqlite3.connect(tmp_path / "app.db") as connection:
+        connection.execute("create table t (x)")
+        connection.execute("insert into t values (1)")
+        with pytest.raises(Invalid, match="through a server"):
+            await task.with_options(connection=connection).submit(1)
+    connection.close()
+
+
+async def test_a_tenant_works_in_its_namespace(
+    app: EngineApp, url: str, clock: ManualClock, inside: Engine
+) -> None:
+    app.callers = {"ours": caller_named("ours", namespaces=frozenset({"ours"}))}
+    async with Fabric(url, clock=clock, token="ours") as fabric:
+        task = fabric.task(namespace="ours")(double)
+        run = await task.submit(3)
+        worker = await fabric.worker(WorkerOptions(namespace="ours"))
+        # `run_until_idle` settles the whole engine, which is not a tenant's to ask for.
+        running = asyncio.create_task(worker.run())
+        assert await run.result(10) == 6
+        worker.stop()
+        await running
+        with pytest.raises(Forbidden):
+            await fabric.task(name="other", namespace="theirs")(double).submit(1)

@@ -1,0 +1,167 @@
+"""Connections as bad clients use them, against a real server: slow and endless heads and bodies,
+compressed bodies, clients that go away, and a server that stops meanwhile."""
+
+import asyncio
+import gzip
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from flowfabric.core.base.time import Millis
+from flowfabric.engine.engine import Engine
+from flowfabric.server.app import create_app
+from flowfabric.server.authentication import Authentication
+from flowfabric.server.context import ServerContext
+from flowfabric.server.options import ServerOptions
+from flowfabric.server.protocol import MAX_HEAD, GuardedProtocol
+from tests.kit.http import EXECUTION, create, create_flow, error_of
+from tests.kit.http_server import serving
+from tests.server.listening import Events, listening
+
+SOON = ServerOptions(request_timeout=Millis(150))
+JSON = "Host: x\r\nContent-Type: application/json\r\n"
+
+
+@asynccontextmanager
+async def connection(
+    address: str,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    host, port = address.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+@pytest.fixture
+async def hasty(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+    """A server that gives requests little time."""
+    monkeypatch.setattr(GuardedProtocol, "head_time", 0.1)
+    context = ServerContext(engine, Authentication(engine, is_open=True), SOON)
+    async with serving(create_app(context), http=GuardedProtocol) as address:
+        yield address
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/executions", "/v1/executions/x/replay", "/v1/work/claim", "/v1/engine"]
+)
+async def test_a_body_that_does_not_come_ends_the_request(hasty: str, path: str) -> None:
+    async with connection(hasty) as (reader, writer):
+        writer.write(f"POST {path} HTTP/1.1\r\n{JSON}Content-Length: 100\r\n\r\n{{".encode())
+        assert b" 504 " in await asyncio.wait_for(reader.readline(), 10)
+
+
+async def test_a_head_that_does_not_end_ends_the_connection(hasty: str) -> None:
+    async with connection(hasty) as (reader, writer):
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+        assert b" 408 " in await asyncio.wait_for(reader.read(), 10)
+
+
+async def test_a_head_without_end_is_refused(hasty: str) -> None:
+    async with connection(hasty) as (reader, writer):
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Large: " + b"x" * MAX_HEAD)
+        assert b" 431 " in await asyncio.wait_for(reader.read(), 10)
+
+
+async def test_requests_in_a_row_are_answered(hasty: str) -> None:
+    request = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with connection(hasty) as (reader, writer):
+        writer.write(request * 2 + request[:9])
+        writer.write(request[9:])
+        for _ in range(3):
+            assert b" 200 " in await asyncio.wait_for(reader.readline(), 10)
+            await reader.readuntil(b'{"status":"ok"}')
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/octet-stream"])
+@pytest.mark.parametrize("path", ["/v1/executions", "/v1/executions/x/replay"])
+async def test_a_compressed_body_is_refused(http: httpx.AsyncClient, path: str, kind: str) -> None:
+    headers = {"Content-Type": kind, "Content-Encoding": "gzip"}
+    packed = gzip.compress(json.dumps(EXECUTION).encode())
+    reply = await http.post(path, content=packed, headers=headers)
+    assert error_of(reply, 415)["code"] == "unsupported_media_type"
+
+
+async def test_a_tag_that_stands_twice_is_refused(http: httpx.AsyncClient) -> None:
+    id = await create(http)
+    headers = {"Content-Type": "application/json"}
+    body = b'{"a.b": "1", "a.b": "2"}'
+    reply = await http.put(f"/v1/executions/{id}/tags", content=body, headers=headers)
+    assert "duplicate" in error_of(reply, 422)["details"]["reason"]
+    assert (await http.get(f"/v1/executions/{id}/tags")).json() == {}
+
+
+async def test_the_result_of_an_empty_body_is_empty(http: httpx.AsyncClient) -> None:
+    id = await create(http)
+    worker = {"worker_id": "w", "worker_instance_id": "w-1"}
+    (claim,) = (await http.post("/v1/work/claim", json=worker)).json()["claims"]
+    headers = {"Content-Type": "application/octet-stream", "FlowFabric-Handle": claim["handle"]}
+    await http.post(f"/v1/work/{id}/complete", content=b"", headers=headers)
+    assert (await http.get(f"/v1/executions/{id}/result")).content == b""
+
+
+# -- clients that go away, and a server that stops
+
+
+async def _long_polls(http: httpx.AsyncClient) -> list[str]:
+    id, flow = await create(http), await create_flow(http)
+    return [
+        f"/v1/executions/{id}/wait?wait=30s",
+        f"/v1/flows/{flow}/wait?wait=30s",
+        f"/v1/executions/{id}/attempts/0/stream/tail?block_ms=30000",
+    ]
+
+
+async def test_long_polls_end_when_the_server_stops(
+    http: httpx.AsyncClient, context: ServerContext
+) -> None:
+    polls = [asyncio.ensure_future(http.get(path)) for path in await _long_polls(http)]
+    await asyncio.wait(polls, timeout=0.2)
+    assert not any(poll.done() for poll in polls[::2])
+    context.draining.set()
+    found = [(await asyncio.wait_for(poll, 10)).status_code for poll in polls]
+    assert (found[0], found[2]) == (202, 200)
+
+
+async def test_a_reader_that_is_gone_leaves_its_place(
+    http: httpx.AsyncClient, context: ServerContext
+) -> None:
+    path = (await _long_polls(http))[2]
+    async with listening(context) as address, connection(address) as (_, writer):
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        await _until(lambda: context.stream_readers == 1)
+        writer.close()
+        await _until(lambda: context.stream_readers == 0)
+
+
+async def _until(check: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not check():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_an_idle_stream_ends_quietly(
+    http: httpx.AsyncClient,
+    context: ServerContext,
+    caplog: pytest.LogCaptureFixture,
+    leaves: bool,
+) -> None:
+    """When its client goes away, and when the server stops: then with a proper last chunk."""
+    id = await create(http)
+    before = asyncio.all_tasks()
+    with caplog.at_level(logging.ERROR):
+        async with listening(context) as address:
+            for path in ("/v1/events/stream", f"/v1/executions/{id}/stream"):
+                async with Events.open(f"{address}{path}") as stream:
+                    if not leaves:
+                        context.draining.set()
+                        with pytest.raises(AssertionError, match="the stream has ended"):
+                            await stream.next()
+        await _until(lambda: asyncio.all_tasks() <= before)
+    assert not caplog.records

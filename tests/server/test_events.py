@@ -1,0 +1,92 @@
+"""Events over HTTP: pages, server-sent events, subscriptions with a durable cursor (C 8)."""
+
+import httpx
+import pytest
+
+from flowfabric.engine.engine import Engine
+from flowfabric.server.context import ServerContext
+from flowfabric.store.clock import ManualClock
+from tests.kit.lab import Lab
+from tests.server.listening import Events, listening
+
+
+@pytest.fixture
+def lab(engine: Engine, clock: ManualClock) -> Lab:
+    return Lab(engine, clock)
+
+
+async def test_events_page_by_cursor(http: httpx.AsyncClient, lab: Lab) -> None:
+    claim = await lab.running()
+    await lab.complete(claim)
+    first = (await http.get("/v1/events", params={"limit": 1})).json()
+    rest = (await http.get("/v1/events", params={"after": first["next_cursor"]})).json()
+    assert [each["kind"] for each in first["events"] + rest["events"]] == ["claimed", "completed"]
+    assert rest["events"][0]["completion"] == {"outcome": "success", "state": "success"}
+    own = (await http.get(f"/v1/executions/{claim.id}/events")).json()
+    assert len(own["events"]) == 2
+
+
+async def test_a_family_is_filtered(http: httpx.AsyncClient, lab: Lab) -> None:
+    await lab.complete(await lab.running())
+    found = (await http.get("/v1/events", params={"family": "completion"})).json()
+    assert [each["kind"] for each in found["events"]] == ["completed"]
+    assert (await http.get("/v1/events", params={"family": "nonsense"})).status_code == 400
+
+
+@pytest.mark.parametrize("cursor", ["nonsense", "AgAAAAAAAAA=", "AQAAAAAAAAAH", "é"])
+async def test_a_foreign_cursor_is_refused(http: httpx.AsyncClient, cursor: str) -> None:
+    reply = await http.get("/v1/events", params={"after": cursor})
+    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_input")
+    reply = await http.get("/v1/events/stream", params={"after": cursor})
+    assert reply.status_code == 400
+
+
+async def test_a_stream_of_events_resumes(context: ServerContext, lab: Lab) -> None:
+    async with listening(context) as address:
+        url = f"{address}/v1/events/stream"
+        async with Events.open(url) as events:
+            claim = await lab.running()
+            assert (await events.next("claimed"))["execution_id"] == str(claim.uuid)
+            seen = events.last_id
+            await lab.complete(claim)
+            await events.next("completed")
+        async with Events.open(url, last_id=seen) as events:
+            assert (await events.next("completed"))["execution_id"] == str(claim.uuid)
+
+
+async def test_tenants_see_their_own_events(
+    engine: Engine, context: ServerContext, lab: Lab
+) -> None:
+    token = await engine.tokens.create("acme", ["read"], namespaces=["acme"])
+    async with listening(context) as address:
+        secret = token.secret.reveal()
+        async with Events.open(f"{address}/v1/events/stream", token=secret) as events:
+            await lab.complete(await lab.running(namespace="other"))
+            mine = await lab.running(namespace="acme")
+            assert (await events.next("claimed"))["execution_id"] == str(mine.uuid)
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {secret}"}) as http:
+            foreign = await http.get(f"{address}/v1/events?namespace=other")
+            assert foreign.status_code == 403
+
+
+async def test_a_subscription_keeps_its_cursor(http: httpx.AsyncClient, lab: Lab) -> None:
+    url = "/v1/subscriptions/audit"
+    made = await http.put(url, json={"families": ["completion"]})
+    assert made.status_code == 200, made.text
+    claim = await lab.running()
+    await lab.complete(claim)
+    batch = await http.post(f"{url}/read", params={"holder": "a"})
+    assert batch.status_code == 200, batch.text
+    (event,) = batch.json()["events"]
+    assert event["execution_id"] == str(claim.uuid)
+    held = await http.post(f"{url}/read", params={"holder": "b"})
+    assert (held.status_code, held.json()["code"]) == (409, "held")
+    acked = await http.post(f"{url}/ack", json={"cursor": batch.json()["next_cursor"]})
+    assert acked.status_code == 200
+    released = await http.post(f"{url}/release", params={"holder": "a"})
+    assert released.status_code == 204
+    empty = await http.post(f"{url}/read", params={"holder": "b"})
+    assert empty.status_code == 200, empty.text
+    assert empty.json()["events"] == []
+    assert (await http.delete(url)).status_code == 204
+    assert (await http.get(url)).status_code == 404

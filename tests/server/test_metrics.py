@@ -1,0 +1,319 @@
+"""`/metrics`: what Prometheus reads of a server, and who may read it (spec §5.1, flaw 46)."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from flowfabric import metrics
+from flowfabric.core.access.token import AccessScope, Identity
+from flowfabric.core.base.errors import Unavailable
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Failure
+from flowfabric.core.execution.submission import Submission
+from flowfabric.engine.engine import Engine
+from flowfabric.metrics import instruments, store_gauges
+from flowfabric.server.app import create_app
+from flowfabric.server.authentication import Authentication
+from flowfabric.server.context import ServerContext
+from flowfabric.server.metrics import metrics_beside
+from flowfabric.server.options import ListenAddress, ServerOptions
+from flowfabric.store.clock import ManualClock
+from tests.kit.http import KnownCaller, create, tenant
+from tests.kit.lab import W1
+from tests.kit.scrape import Scrape, measuring, scrape
+from tests.server.listening import Events, listening
+
+ORIGINAL = {
+    "ff_http_requests_total",
+    "ff_http_request_duration_seconds",
+    "ff_scanner_cycle_total",
+    "ff_scanner_cycle_duration_seconds",
+    "ff_cancel_backlog_depth",
+    "ff_claim_from_grant_duration_seconds",
+    "ff_lease_renewal_total",
+    "ff_attempt_outcome_total",
+    "ff_worker_at_capacity_total",
+    "ff_budget_hit_total",
+    "ff_quota_hit_total",
+    "ff_edge_group_policy_total",
+    "ff_sibling_cancel_dispatched_total",
+    "ff_sibling_cancel_disposition_total",
+    "ff_sibling_cancel_reconcile_total",
+    "ff_shutdown_timeout_total",
+}
+"""The names that dashboards and alerts of the original use."""
+MISSING_THERE = {
+    "ff_execution_duration_seconds",
+    "ff_queue_depth",
+    "ff_executions",
+    "ff_workers",
+    "ff_attempt_failures_total",
+    "ff_batch_size",
+    "ff_sweep_lag_seconds",
+    "ff_signals_total",
+    "ff_suspensions_total",
+    "ff_stream_readers",
+    "ff_sse_connections",
+}
+
+
+@pytest.fixture(autouse=True)
+def measured() -> Iterator[None]:
+    with measuring():
+        yield
+
+
+@pytest.fixture
+async def public(engine: Engine) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a server that others can reach, where it shows no token."""
+    options = ServerOptions(listen=ListenAddress("0.0.0.0", 9090))  # noqa: S104
+    async with _client(ServerContext(engine, KnownCaller(engine, None), options)) as client:
+        yield client
+
+
+def _everywhere(scope: str) -> Identity:
+    return Identity("operator", frozenset({AccessScope(scope)}))
+
+
+def _client(context: ServerContext) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(create_app(context))
+    return httpx.AsyncClient(transport=transport, base_url="http://server")
+
+
+async def test_the_text_is_that_of_prometheus(http: httpx.AsyncClient) -> None:
+    reply = await http.get("/metrics")
+    assert reply.status_code == 200
+    assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert reply.headers["cache-control"] == "no-store"
+    names = {_exposed(family) for family in text_string_to_metric_families(reply.text)}
+    assert names >= ORIGINAL | MISSING_THERE
+    assert "ff_pending_waitpoint_legacy_token_served_total" not in names
+    assert "ff_backend_unready_boot_total" not in names
+    assert "_created" not in reply.text
+
+
+def _exposed(family: object) -> str:
+    name, kind = str(family.name), family.type  # type: ignore[attr-defined]
+    return f"{name}_total" if kind == "counter" and not name.endswith("_total") else name
+
+
+async def test_requests_are_counted_by_route_and_status(http: httpx.AsyncClient) -> None:
+    before = await scrape(http)
+    id = await create(http)
+    await http.get(f"/v1/executions/{id}/state")
+    await http.get("/v1/executions/nonsense/state")
+    await http.get("/nowhere/to/be/found")
+    await http.request("BREW", "/v1/counts")
+    after = await scrape(http)
+
+    def more(**labels: str) -> float:
+        return after.since(before, "ff_http_requests_total", **labels)
+
+    assert more(method="POST", path="/v1/executions", status="201") == 1
+    state = {"method": "GET", "path": "/v1/executions/{id}/state"}
+    assert more(**state, status="200") == 1
+    assert more(**state, status="400") == 1
+    assert more(method="GET", path="unknown", status="404") == 1
+    assert more(method="OTHER") == 1
+    timed = "ff_http_request_duration_seconds_count"
+    assert after.since(before, timed, **state, status="200") == 1
+
+
+async def test_a_refused_token_is_counted_too(engine: Engine) -> None:
+    async with _client(ServerContext(engine, Authentication(engine, is_open=False))) as http:
+        before = await scrape(http)
+        reply = await http.get("/v1/counts", headers={"Authorization": "Bearer wrong"})
+        assert reply.status_code == 401
+        after = await scrape(http)
+    assert after.since(before, "ff_http_requests_total", method="GET", status="401") == 1
+
+
+async def test_the_life_of_runs_is_counted(
+    http: httpx.AsyncClient, engine: Engine, clock: ManualClock
+) -> None:
+    before = await scrape(http)
+    for _ in range(3):
+        await engine.executions.submit(Submission(kind="work", lane="fast"))
+    clock.advance(2_000)
+    done, failed, lost = await engine.claims.claim(W1, lanes=["fast"], limit=3)
+    clock.advance(1_000)
+    await engine.attempts.complete(done)
+    await engine.attempts.fail(failed, Failure("boom", "permanent"))
+    await engine.claims.revoke(lost.id, reason="test")
+    after = await scrape(http)
+
+    def more(name: str, **labels: str) -> float:
+        return after.since(before, name, **labels)
+
+    assert more("ff_executions_submitted_total", lane="fast") == 3
+    assert more("ff_executions_claimed_total", lane="fast") == 3
+    assert more("ff_claim_from_grant_duration_seconds_count", lane="fast") == 1
+    assert more("ff_queue_wait_seconds_sum", lane="fast") == 6
+    assert more("ff_attempt_outcome_total", lane="fast", outcome="ok") == 1
+    assert more("ff_attempt_outcome_total", lane="fast", outcome="error") == 1
+    assert more("ff_attempt_failures_total", task="work", category="permanent") == 1
+    assert more("ff_execution_duration_seconds_sum", lane="fast", outcome="ok") == 3
+    assert more("ff_execution_duration_seconds_bucket", lane="fast", outcome="ok", le="2.5") == 0
+    assert more("ff_execution_duration_seconds_bucket", lane="fast", outcome="ok", le="5.0") == 1
+    assert more("ff_leases_lost_total", reason="revoked") == 1
+    assert more("ff_batch_size_count", batch="submit") == 3
+    assert more("ff_batch_size_sum", batch="end") == 2
+
+
+async def test_a_retry_names_the_category_of_what_failed(
+    http: httpx.AsyncClient, engine: Engine
+) -> None:
+    before = await scrape(http)
+    policy = {"retry_policy": {"max_retries": 1}}
+    await engine.executions.submit(Submission(kind="shaky", lane="odd", policy=policy))
+    (claim,) = await engine.claims.claim(W1, lanes=["odd"])
+    await engine.attempts.fail(claim, Failure("boom", "timeout"))
+    after = await scrape(http)
+    assert after.since(before, "ff_attempt_outcome_total", lane="odd", outcome="retry") == 1
+    failed = {"task": "shaky", "category": "timeout"}
+    assert after.since(before, "ff_attempt_failures_total", **failed) == 1
+
+
+async def test_renewals_are_counted(http: httpx.AsyncClient, engine: Engine) -> None:
+    before = await scrape(http)
+    await engine.executions.submit(Submission(kind="work"))
+    (claim,) = await engine.claims.claim(W1)
+    await engine.claims.renew(claim)
+    await engine.attempts.complete(claim)
+    await engine.claims.renew_all([claim])
+    after = await scrape(http)
+    assert after.since(before, "ff_lease_renewal_total", outcome="ok") == 1
+    assert after.since(before, "ff_lease_renewal_total", outcome="err") == 1
+
+
+async def test_the_store_is_shown_and_read_once_for_all(
+    http: httpx.AsyncClient, engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for lane in ("a", "a", "b"):
+        await engine.executions.submit(Submission(kind="work", lane=lane))
+    await engine.claims.claim(W1, lanes=["b"])
+    clock.advance(4_000)
+    found = await scrape(http)
+    assert found.value("ff_queue_depth", lane="a") == 2
+    assert found.value("ff_queue_depth", lane="b") == 0
+    assert found.value("ff_executions_running", lane="b") == 1
+    assert found.value("ff_queue_oldest_seconds", lane="a") == 4
+    assert found.value("ff_executions", state="waiting") == 2
+    assert found.value("ff_executions", state="active") == 1
+    assert found.value("ff_workers") == 0
+    monkeypatch.setattr(engine.store, "counts", None)  # not asked again within five seconds
+    again = await asyncio.gather(*(scrape(http) for _ in range(3)))
+    assert [each.value("ff_queue_depth", lane="a") for each in again] == [2, 2, 2]
+
+
+async def test_sweep_lag_is_the_age_of_what_is_due(
+    engine: Engine, clock: ManualClock, http: httpx.AsyncClient
+) -> None:
+    await engine.executions.submit(Submission(kind="work", delay_until=Millis(clock.now() + 1_000)))
+    clock.advance(8_000)
+    late = await store_gauges.StoreGauges(engine).read()
+    assert late.lag == 7
+    before = await scrape(http)
+    await engine.sweep.once()
+    assert (await store_gauges.StoreGauges(engine).read()).lag == 0
+    after = await scrape(http)
+    for part in ("schedules", "due", "dependency_reconciler", "quota_reconciler"):
+        assert after.since(before, "ff_scanner_cycle_total", scanner=part) == 1
+        timed = "ff_scanner_cycle_duration_seconds_count"
+        assert after.since(before, timed, scanner=part) == 1
+
+
+async def test_a_store_that_does_not_answer_hides_nothing_else(
+    http: httpx.AsyncClient,
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def away(*args: object) -> None:
+        raise Unavailable("gone")
+
+    monkeypatch.setattr(engine.store, "counts", away)
+    with caplog.at_level(logging.WARNING):
+        found = await scrape(http)
+    assert not found.has("ff_queue_depth")
+    assert found.has("ff_http_requests_total")
+    assert "left out of a scrape" in caplog.text
+
+
+async def test_elsewhere_it_needs_a_token_for_all_namespaces(
+    engine: Engine, public: httpx.AsyncClient
+) -> None:
+    assert (await public.get("/metrics")).status_code == 401
+    options = ServerOptions(listen=ListenAddress("0.0.0.0", 9090))  # noqa: S104
+    for caller, status in (
+        (tenant("read"), 403),
+        (tenant("submit"), 403),
+        (_everywhere("read"), 200),
+        (_everywhere("work"), 403),
+    ):
+        context = ServerContext(engine, KnownCaller(engine, caller), options)
+        async with _client(context) as http:
+            assert (await http.get("/metrics")).status_code == status, caller
+
+
+async def test_with_an_address_of_its_own_it_is_only_there(engine: Engine) -> None:
+    """Issue 14: a separate bind for metrics."""
+    options = ServerOptions(metrics_listen=ListenAddress("127.0.0.1", 0))
+    context = ServerContext(engine, Authentication(engine, is_open=True), options)
+    async with _client(context) as http, metrics_beside(context) as url:
+        assert (await http.get("/metrics")).status_code == 404
+        assert url is not None
+        async with httpx.AsyncClient() as other:
+            reply = await other.get(url)
+            assert reply.status_code == 200
+            assert "ff_queue_depth" in reply.text
+            assert (await other.get(url.replace("/metrics", "/healthz"))).status_code == 404
+
+
+async def test_clients_of_streams_are_gauges(context: ServerContext, engine: Engine) -> None:
+    async with listening(context) as url, httpx.AsyncClient(base_url=url) as http:
+        before = await scrape(http)
+        async with Events.open(f"{url}/v1/events/stream") as events:
+            await engine.executions.submit(Submission(kind="work"))
+            await engine.claims.claim(W1)
+            await events.next()
+            assert (await scrape(http)).since(before, "ff_sse_connections") == 1
+        async with asyncio.timeout(10):  # until the server has noticed
+            while (await scrape(http)).since(before, "ff_sse_connections"):
+                pass
+
+
+def test_names_that_users_make_up_are_bounded() -> None:
+    """Cardinality: under 1000 sets of labels, however many lanes there are."""
+    names = instruments.BoundedNames()
+    assert [names(f"lane-{number}") for number in range(3)] == ["lane-0", "lane-1", "lane-2"]
+    found = {names(f"lane-{number}") for number in range(5000)}
+    assert len(found) == instruments.MOST_NAMES + 1
+    assert names("lane-7") == "lane-7"
+    assert names("lane-4999") == instruments.OTHER
+
+
+async def test_lanes_beyond_a_hundred_are_one(engine: Engine) -> None:
+    many = [Submission(kind="work", lane=f"lane-{number}") for number in range(105)]
+    await engine.executions.submit_many([*many, many[0]])
+    figures = await store_gauges.StoreGauges(engine).read()
+    (depth,) = [each for each in store_gauges.families(figures) if each.name == "ff_queue_depth"]
+    found = {sample.labels["lane"]: sample.value for sample in depth.samples}
+    assert len(found) == 101
+    assert (found["lane-0"], found["other"]) == (2, 5)
+
+
+async def test_nothing_is_counted_before_it_is_enabled(
+    engine: Engine, http: httpx.AsyncClient
+) -> None:
+    before = Scrape((await metrics.render()).decode())
+    metrics.disable()
+    await engine.executions.submit(Submission(kind="work", lane="unseen"))
+    await http.get("/healthz")
+    after = Scrape((await metrics.render()).decode())
+    assert after.since(before, "ff_executions_submitted_total") == 0
+    assert after.since(before, "ff_http_requests_total") == 0

@@ -1,0 +1,122 @@
+"""The server as a process: start, stop, several on one port, kill -9, a worker beside it."""
+
+import concurrent.futures
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.kit.http import EXECUTION
+from tests.kit.server_process import ServerProcess, server_process
+
+APP = """
+from flowfabric import Fabric
+
+fabric = Fabric("sqlite:///never-used.db")
+
+
+@fabric.task
+async def double(number: int) -> int:
+    return 2 * number
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'work.db'}"
+
+
+def test_a_server_serves_and_drains(store: str) -> None:
+    with server_process("--store", store) as server:
+        assert httpx.get(f"{server.url}/healthz").json() == {"status": "ok"}
+        assert httpx.get(f"{server.url}/readyz").json()["status"] == "ready"
+        assert server.stop() == 0
+        assert any("draining" in line for line in server.lines)
+
+
+def test_the_token_of_the_environment_is_wanted(store: str) -> None:
+    environ = {"FLOWFABRIC_TOKEN": "correct-horse-battery"}
+    with server_process("--store", store, environ=environ) as server:
+        url = f"{server.url}/v1/counts"
+        assert httpx.get(url).status_code == 401
+        wrong = {"Authorization": "Bearer correct-horse-batterx"}
+        assert httpx.get(url, headers=wrong).status_code == 401
+        right = {"Authorization": "Bearer correct-horse-battery"}
+        assert httpx.get(url, headers=right).status_code == 200
+        assert not any("correct-horse" in line for line in server.lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--request-timeout", "soon"), "invalid value for --request-timeout"),
+        (("--rate-limit", "many"), "invalid value for --rate-limit"),
+        (("--cors-origins", "*"), "invalid value for --cors-origins"),
+        (("--tls-cert", "/nowhere"), "invalid value for --tls-cert"),
+    ],
+)
+def test_a_server_does_not_guess(store: str, arguments: tuple[str, ...], text: str) -> None:
+    server = ServerProcess("--store", store, *arguments)
+    assert server.wait() == 2
+    assert any(text in line for line in server.lines), server.lines
+
+
+def test_a_server_is_not_open_to_others_by_mistake(store: str) -> None:
+    server = ServerProcess("--store", store, listen="0.0.0.0:0")
+    assert server.wait() == 2
+    assert any("refusing to listen" in line for line in server.lines), server.lines
+
+
+def test_two_processes_share_a_port(store: str) -> None:
+    with server_process("--store", store, "--processes", "2") as server:
+        url = server.url
+        pids = {line.split("[")[1] for line in server.lines if "Started server process" in line}
+        with httpx.Client() as http:
+            for _ in range(20):
+                assert http.post(f"{url}/v1/executions", json=EXECUTION).status_code == 201
+            counts = http.get(f"{url}/v1/counts").json()["by_state"]
+        assert counts["waiting"] == 20
+        assert len(pids) <= 2
+        assert server.stop() == 0
+
+
+def _create(url: str, key: str) -> str | None:
+    """The id of an acknowledged create, None if the server was gone."""
+    try:
+        reply = httpx.post(f"{url}/v1/executions", json={**EXECUTION, "idempotency_key": key})
+    except httpx.HTTPError:
+        return None
+    found: str = next(iter(reply.json().values()))["execution_id"]
+    return found
+
+
+@pytest.mark.long
+def test_a_killed_server_loses_nothing_acknowledged(store: str) -> None:
+    pool = concurrent.futures.ThreadPoolExecutor(8)
+    with server_process("--store", store) as server, pool:
+        url = server.url
+        sent = [pool.submit(_create, url, f"k{n}") for n in range(400)]
+        done, _ = concurrent.futures.wait(sent, return_when=concurrent.futures.FIRST_COMPLETED)
+        next(iter(done)).result()
+        server.kill()
+        acknowledged = [id for each in sent if (id := each.result()) is not None]
+    assert acknowledged
+    with server_process("--store", store) as server:
+        for id in acknowledged:
+            assert httpx.get(f"{server.url}/v1/executions/{id}/state").json() == "waiting"
+
+
+def test_one_command_is_a_whole_system(store: str, tmp_path: Path) -> None:
+    (tmp_path / "sample_app.py").write_text(APP)
+    environ = {"PYTHONPATH": f"{tmp_path}:src:."}
+    with server_process("--store", store, "--app", "sample_app:fabric", environ=environ) as server:
+        body = {
+            **EXECUTION,
+            "execution_kind": "double",
+            "input_payload": list(b'{"number":21}'),
+        }
+        made = httpx.post(f"{server.url}/v1/executions", json=body).json()
+        id = made["Created"]["execution_id"]
+        reply = httpx.get(f"{server.url}/v1/executions/{id}/wait?wait=30s", timeout=40)
+        assert (reply.status_code, reply.json()["result"]) == (200, 42), reply.text
+        assert server.stop() == 0

@@ -1,0 +1,138 @@
+"""The readable world: every list and view answers, filters, and pages by cursor."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from flowfabric.core.execution.model import WorkerIdentity
+from flowfabric.engine.engine import Engine
+from tests.kit.http import EXECUTION as NEW
+
+pytestmark = pytest.mark.rules
+
+
+async def make(http: httpx.AsyncClient, **more: Any) -> str:
+    reply = await http.post("/v1/executions", json={**NEW, **more})
+    id: str = reply.json()["Created"]["execution_id"]
+    return id
+
+
+async def test_search_filters_and_pages(http: httpx.AsyncClient) -> None:
+    ids = [await make(http, lane_id="a", tags={"app.x": str(n)}) for n in range(3)]
+    await make(http, lane_id="b")
+    params: dict[str, Any] = {"lane": "a", "limit": 2}
+    first = (await http.get("/v1/executions/search", params=params)).json()
+    rest = (
+        await http.get("/v1/executions/search", params={**params, "cursor": first["next_cursor"]})
+    ).json()
+    found = [each["id"] for each in first["executions"] + rest["executions"]]
+    assert sorted(found) == sorted(ids)
+    tagged = await http.get("/v1/executions/search", params={"tag": "app.x=1"})
+    assert [each["id"] for each in tagged.json()["executions"]] == [ids[1]]
+
+
+@pytest.mark.parametrize(
+    ("query", "code"),
+    [
+        ("limit=0", "invalid_parameter"),
+        ("limit=100000", "invalid_parameter"),
+        ("limit=x", "invalid_parameter"),
+        ("cursor=nonsense", "invalid_input"),
+        ("state=nonsense", "invalid_parameter"),
+        ("tag=nonsense", "invalid_input"),
+    ],
+)
+async def test_search_refuses_bad_filters(http: httpx.AsyncClient, query: str, code: str) -> None:
+    reply = await http.get(f"/v1/executions/search?{query}")
+    assert (reply.status_code, reply.json()["code"]) == (400, code)
+
+
+async def test_describe_by_plain_uuid_shows_payload(http: httpx.AsyncClient) -> None:
+    id = await make(http, input_payload=list(b'{"n":1}'))
+    plain = id.partition(":")[2].partition(":")[2]
+    reply = await http.get(f"/v1/executions/{plain}/describe?payload=true")
+    assert reply.status_code == 200
+    assert reply.json()["id"] == id
+    assert reply.json()["input_payload"] == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    "view", ["describe", "attempts", "steps", "explain", "signals", "tags", "wait?wait=0s"]
+)
+async def test_views_of_one_execution(http: httpx.AsyncClient, view: str) -> None:
+    id = await make(http)
+    assert (await http.get(f"/v1/executions/{id}/{view}")).status_code in (200, 202)
+    unknown = "{fp:86}:01a1e105-7c1b-7d3e-8a52-3f0c9e4b6d71"
+    reply = await http.get(f"/v1/executions/{unknown}/{view}")
+    assert (reply.status_code, reply.json()["code"]) == (404, "not_found")
+
+
+async def test_wait_answers_with_the_result(http: httpx.AsyncClient, engine: Engine) -> None:
+    id = await make(http)
+    (claim,) = await engine.claims.claim(WorkerIdentity("w", "w1"))
+    await engine.attempts.complete(claim, b'{"ok":true}')
+    reply = await http.get(f"/v1/executions/{id}/wait?wait=1s")
+    assert reply.status_code == 200
+    assert reply.json()["public_state"] == "completed"
+    assert reply.json()["result"] == {"ok": True}
+
+
+async def test_create_many_answers_each_on_its_own(http: httpx.AsyncClient) -> None:
+    body = {"executions": [NEW, {**NEW, "lane_id": ""}, {**NEW, "idempotency_key": "k"}]}
+    reply = await http.post("/v1/executions/batch", json=body)
+    assert reply.status_code == 200
+    good, bad, keyed = reply.json()["results"]
+    assert "Created" in good
+    assert "Created" in keyed
+    assert bad["Refused"]["code"] == "invalid_input"
+
+
+async def test_cancel_many_answers_each_on_its_own(http: httpx.AsyncClient) -> None:
+    id = await make(http)
+    body = {"execution_ids": [id, "nonsense"], "reason": "test"}
+    reply = await http.post("/v1/executions/cancel", json=body)
+    done, wrong = reply.json()["results"]
+    assert done == {"execution_id": id, "public_state": "cancelled"}
+    assert wrong["error"]["code"] == "invalid_id"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/flows",
+        "/v1/lanes",
+        "/v1/lanes/default",
+        "/v1/lanes/default/explain",
+        "/v1/schedules",
+        "/v1/counts",
+        "/v1/failures",
+        "/v1/suspended",
+        "/v1/waitpoints",
+        "/v1/capabilities",
+        "/v1/leases/expired",
+    ],
+)
+async def test_lists_answer(http: httpx.AsyncClient, path: str) -> None:
+    await make(http)
+    reply = await http.get(path)
+    assert reply.status_code == 200, reply.text
+
+
+async def test_a_paused_lane_says_who_and_why(http: httpx.AsyncClient) -> None:
+    reply = await http.post("/v1/lanes/slow/pause", json={"reason": "deploy"})
+    assert reply.status_code == 200
+    shown = (await http.get("/v1/lanes/slow")).json()
+    assert (shown["state"], shown["by"], shown["reason"]) == ("paused", "anonymous", "deploy")
+    assert (await http.post("/v1/lanes/slow/nonsense", json={})).status_code == 404
+    assert (await http.post("/v1/lanes/slow/resume")).status_code == 200  # it needs no body
+
+
+async def test_schedules_are_made_paused_and_deleted(http: httpx.AsyncClient) -> None:
+    body = {"execution_kind": "work", "every": "10m"}
+    made = await http.put("/v1/schedules/tick", json=body)
+    assert made.status_code == 200, made.text
+    assert (await http.post("/v1/schedules/tick/pause")).json()["paused"] is True
+    assert (await http.delete("/v1/schedules/tick")).status_code == 204
+    assert (await http.get("/v1/schedules/tick")).status_code == 404
+    assert (await http.put("/v1/schedules/tick", json={**body, "every": "x"})).status_code == 400

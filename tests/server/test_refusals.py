@@ -1,0 +1,127 @@
+"""Errors of the engine as answers: every line of the table in server-sdk.md 1.5."""
+
+from uuid import UUID
+
+import pytest
+
+from flowfabric.core.base import errors
+from flowfabric.core.base.errors import FlowFabricError
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.server.errors import answer_to
+
+pytestmark = pytest.mark.rules
+
+A = UUID(int=1)
+INACTIVE = errors.NotActive(phase="terminal", outcome="success", epoch=3, attempt_id=A)
+
+TABLE: list[tuple[FlowFabricError, int, str | None, bool | None]] = [
+    (errors.NotFound("execution", A), 404, None, None),
+    (errors.Invalid("x"), 400, None, None),
+    (errors.InvalidId("missing_tag", "x"), 400, None, None),
+    (errors.InvalidCapabilities("x"), 400, None, None),
+    (errors.InvalidPolicy("x"), 400, None, None),
+    (errors.InvalidTag("x"), 400, None, None),
+    (errors.PayloadTooLarge("payload", 2, 1), 400, None, None),
+    (errors.FenceRequired("x"), 400, None, None),
+    (errors.PartialFence("x"), 400, None, None),
+    (errors.CapabilityMismatch(("a",)), 400, None, None),
+    (errors.InvalidLeaseForSuspend("x"), 400, None, None),
+    (errors.InvalidWaitpoint("x"), 400, None, None),
+    (errors.InvalidBlockingReason("x"), 400, None, None),
+    (errors.SignalLimitExceeded("x"), 400, None, None),
+    (errors.InvalidGraph("x"), 400, None, None),
+    (errors.InvalidKid("x"), 400, None, None),
+    (errors.InvalidSecretHex("x"), 400, None, None),
+    (errors.InvalidGrace("x"), 400, None, None),
+    (errors.MissingToken("x"), 400, None, None),
+    (errors.InvalidToken("x"), 400, None, None),
+    (errors.TokenExpired("x"), 400, None, None),
+    (errors.CycleDetected("x"), 409, "cycle_detected", False),
+    (errors.SelfEdge("x"), 409, "self_referencing_edge", False),
+    (errors.AlreadyInFlow(A), 409, "execution_already_in_flow", False),
+    (errors.EdgeExists(A, A, A), 409, "dependency_already_exists", False),
+    (errors.WaitpointExists("x"), 409, "waitpoint_already_exists", False),
+    (errors.RotationConflict("x"), 409, "rotation_conflict", False),
+    (errors.FlowConflict("x"), 409, "conflict", False),
+    (errors.StaleRevision("x"), 409, "contention", True),
+    (errors.NotEligible("x"), 409, "contention", True),
+    (errors.NotLeaseable("x"), 409, "contention", True),
+    (errors.UseClaimResumed("x"), 409, "contention", True),
+    (errors.NotResumed("x"), 409, "contention", True),
+    (errors.LeaseConflict("x"), 409, "contention", True),
+    (errors.InvalidGrant("x"), 409, "contention", True),
+    (errors.GrantExpired("x"), 409, "contention", True),
+    (errors.Locked("x"), 409, "contention", True),
+    (INACTIVE, 409, "contention", True),
+    (errors.AlreadyEnded("x", "success"), 409, "contention", True),
+    (errors.RetryExhausted("x"), 500, "retry_exhausted", False),
+    (errors.NotTerminal("x"), 409, "execution_not_terminal", False),
+    (errors.MaxReplays("x"), 409, "max_replays_exhausted", False),
+    (errors.FlowTerminal("x"), 409, "flow_already_terminal", False),
+    (errors.BudgetExceeded("b", "d", 1, 1), 409, "budget_exceeded", False),
+    (errors.LeaseExpired("x"), 409, "already_satisfied", False),
+    (errors.LeaseRevoked("x"), 409, "already_satisfied", False),
+    (errors.StaleLease("x"), 409, "state_conflict", False),
+    (errors.NotSuspended("x"), 409, "state_conflict", False),
+    (errors.AlreadySuspended("x"), 409, "state_conflict", False),
+    (errors.NotSignalable("x"), 409, "state_conflict", False),
+    (errors.WaitpointClosed("x"), 409, "state_conflict", False),
+    (errors.WaitpointNotPending("x"), 409, "state_conflict", False),
+    (errors.WaitpointExpired("x"), 409, "state_conflict", False),
+    (errors.GrantExists("x"), 409, "state_conflict", False),
+    (errors.NotInFlow("x"), 409, "state_conflict", False),
+    (errors.Overloaded("x", retry_after=1.0), 429, "resource_exhausted", True),
+    (errors.Unavailable("x"), 503, "unavailable", True),
+    (errors.NoSigningKey("x"), 503, "unavailable", False),
+    (errors.Corruption("x"), 500, None, False),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "kind", "retryable"), TABLE)
+def test_the_table(
+    error: FlowFabricError, status: int, kind: str | None, retryable: bool | None
+) -> None:
+    found, body = answer_to(error)
+    assert found == status
+    assert (body.kind or None) == kind
+    assert (None if status in (400, 404) else body.retryable) is retryable
+    assert body.error
+    assert body.code
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (errors.NotFound("execution", "{fp:1}:x"), "execution not found: {fp:1}:x"),
+        (errors.NotFound("execution", ExecutionId.anywhere(A)), f"execution not found: {A}"),
+        (errors.NotFound("execution"), "not found: execution"),
+        (errors.NotFound("flow", A), "not found: flow"),
+        (errors.NotFound("budget", "b"), "not found: budget"),
+        (errors.NotFound("quota", "q"), "not found: quota_policy"),
+        (errors.NotFound("waitpoint", A), "not found: waitpoint"),
+        (errors.NotFound("stream", A), "not found: stream"),
+        (errors.Invalid("why"), "invalid_input: why"),
+        (errors.InvalidToken(), "invalid_token"),
+        (errors.CapabilityMismatch(("a", "b")), "capability_mismatch: a,b"),
+        (errors.InvalidGraph("why"), "invalid_dependency: why"),
+        (errors.StaleRevision("why"), "contention: StaleGraphRevision: why"),
+        (errors.LeaseConflict(), "contention: LeaseConflict"),
+        (errors.CycleDetected("why"), "cycle_detected: why"),
+    ],
+)
+def test_texts_that_clients_look_for(error: FlowFabricError, text: str) -> None:
+    assert answer_to(error)[1].error == text
+
+
+def test_details_have_the_names_of_the_original() -> None:
+    assert answer_to(INACTIVE)[1].details == {
+        "lifecycle_phase": "terminal",
+        "terminal_outcome": "success",
+        "lease_epoch": 3,
+        "attempt_id": str(A),
+    }
+
+
+def test_an_id_without_a_partition_is_shown_as_it_was_given() -> None:
+    details = answer_to(errors.NotFound("execution", ExecutionId.anywhere(A)))[1].details
+    assert details == {"entity": "execution", "key": str(A)}

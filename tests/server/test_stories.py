@@ -1,0 +1,274 @@
+"""Whole stories that clients of the original play, over HTTP alone (server-sdk.md 7)."""
+
+from base64 import b64encode
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.kit.http import add_member, create, create_flow
+from tests.kit.lab import Lab
+from tests.kit.signalling import fresh
+
+
+class Player:
+    """A client and a worker that know nothing but the routes."""
+
+    def __init__(self, http: httpx.AsyncClient, lab: Lab) -> None:
+        self.http = http
+        self._lab = lab
+
+    async def post(self, path: str, status: int = 200, /, **body: Any) -> Any:
+        reply = await self.http.post(path, json=body)
+        assert reply.status_code == status, reply.text
+        return reply.json() if reply.content else None
+
+    async def state(self, id: str) -> str:
+        state: str = (await self.http.get(f"/v1/executions/{id}/state")).json()
+        return state
+
+    async def states(self, *ids: str) -> list[str]:
+        return [await self.state(id) for id in ids]
+
+    async def depend(self, flow: str, upstream: str, downstream: str, revision: int) -> int:
+        """An edge, staged and applied; the next revision."""
+        ends = {"upstream_execution_id": upstream, "downstream_execution_id": downstream}
+        edge = {"edge_id": str(fresh()), "flow_id": flow, "now": 0, **ends}
+        path = f"/v1/flows/{flow}/edges"
+        staged = await self.post(path, 201, expected_graph_revision=revision, **edge)
+        next: int = staged["Staged"]["new_graph_revision"]
+        await self.post(f"{path}/apply", graph_revision=next, **edge)
+        return next
+
+    async def grant(self, lane: str, *capabilities: str, worker: str = "w") -> httpx.Response:
+        body = {"lane_id": lane, "worker_instance_id": "i", "grant_ttl_ms": 5_000}
+        return await self.http.post(
+            f"/v1/workers/{worker}/claim", json={**body, "capabilities": capabilities}
+        )
+
+    async def redeem(self, grant: dict[str, Any], worker: str = "w") -> dict[str, Any]:
+        named = {name: grant[name] for name in ("execution_id", "grant_key")}
+        who = {"worker_id": worker, "worker_instance_id": "i", "lease_ms": 1_000}
+        found: dict[str, Any] = await self.post("/v1/work/claim-grant", **named, **who)
+        return found
+
+    async def take(self, lane: str, *capabilities: str) -> dict[str, Any]:
+        reply = await self.grant(lane, *capabilities)
+        assert reply.status_code == 200, reply.text
+        return await self.redeem(reply.json())
+
+    async def do(self, claim: dict[str, Any], operation: str, **body: Any) -> dict[str, Any]:
+        """What a worker reports; flows have gone on when it returns."""
+        path = f"/v1/work/{claim['execution_id']}/{operation}"
+        found: dict[str, Any] = await self.post(path, handle=claim["handle"], **body)
+        await self._lab.engine.flows.drain()
+        return found
+
+    async def signal(
+        self, id: str, waitpoint: str, token: str, who: str, status: int = 200
+    ) -> dict[str, Any]:
+        found: dict[str, Any] = await self.post(
+            f"/v1/executions/{id}/signal",
+            status,
+            execution_id=id,
+            waitpoint_id=waitpoint,
+            signal_id=str(fresh()),
+            signal_name="deploy_approval",
+            signal_category="approval",
+            source_type="user",
+            source_identity=who,
+            target_scope="waitpoint",
+            waitpoint_token=token,
+            now=0,
+        )
+        return found
+
+
+def b64(data: bytes) -> str:
+    return b64encode(data).decode()
+
+
+@pytest.fixture
+def player(http: httpx.AsyncClient, lab: Lab) -> Player:
+    return Player(http, lab)
+
+
+async def test_incident_remediation(player: Player, lab: Lab) -> None:
+    """7.3: a directed handoff, and no more of them than the policy allows."""
+    needed = {"routing_requirements": {"required_capabilities": ["fix"]}}
+    id = await create(player.http, policy={"max_reclaim_count": 2, **needed})
+    first = await player.take("default", "fix")
+    asked: dict[str, Any] = {"worker_id": "b", "worker_instance_id": "i", "lane_id": "default"}
+    asked |= {"grant_ttl_ms": 1_000, "worker_capabilities": ["fix"]}
+    path = f"/v1/executions/{id}/reclaim"
+    assert (await player.post(path, **asked))["status"] == "not_reclaimable"
+    for attempt in (1, 2):
+        await lab.pass_time(1_001)
+        wrong = await player.post(path, **{**asked, "worker_capabilities": []})
+        assert wrong["detail"] == "capability_mismatch: fix"
+        claim = await player.redeem(await player.post(path, **asked), "b")
+        assert (claim["started_as"], claim["attempt_index"]) == ("reclaim", attempt)
+    late = {"handle": first["handle"], "result": 1}
+    assert (await player.http.post(f"/v1/work/{id}/complete", json=late)).status_code == 409
+    await lab.pass_time(1_001)
+    spent = {"status": "reclaim_cap_exceeded", "execution_id": id, "reclaim_count": 2}
+    assert await player.post(path, **asked) == spent
+    asking = {"worker_id": "w", "worker_instance_id": "i", "capabilities": ["fix"]}
+    assert (await player.post("/v1/work/claim", **asking))["claims"] == []
+    assert await player.state(id) == "failed"
+
+
+async def test_retry_until_the_policy_is_exhausted(player: Player, lab: Lab) -> None:
+    """7.4, scene 1"""
+    retry = {"max_retries": 2, "backoff": {"type": "fixed", "delay_ms": 50}}
+    id = await create(player.http, policy={"retry_policy": retry})
+    outcomes = []
+    for attempt in range(3):
+        claim = await player.take("default")
+        assert claim["attempt_index"] == attempt
+        failed = await player.do(claim, "fail", reason="503", category="simulated_503")
+        outcomes.append(failed["outcome"])
+        await lab.pass_time(50)
+    assert outcomes == ["retry_scheduled", "retry_scheduled", "terminal_failed"]
+    assert await player.state(id) == "failed"
+
+
+async def test_cancel_a_flow_of_delayed_members(player: Player, lab: Lab) -> None:
+    """7.4, scene 2"""
+    flow = await create_flow(player.http)
+    later = lab.clock.now() + 600_000
+    members = sorted([await add_member(player.http, flow, delay_until=later) for _ in range(2)])
+    assert await player.states(*members) == ["delayed", "delayed"]
+    stop = {"reason": "stop", "cancellation_policy": "cancel_all", "now": 0}
+    answer = await player.post(f"/v1/flows/{flow}/cancel?wait=true", flow_id=flow, **stop)
+    assert set(answer) == {"Cancelled"}
+    assert sorted(answer["Cancelled"]["member_execution_ids"]) == members
+    assert await player.states(*members) == ["cancelled", "cancelled"]
+
+
+TWO_PEOPLE = {
+    "Composite": {
+        "kind": "Count",
+        "n": 2,
+        "count_kind": "DistinctSources",
+        "matcher": {"ByName": "deploy_approval"},
+        "waitpoints": ["approval"],
+    }
+}
+
+
+async def test_deploy_approval(player: Player) -> None:
+    """7.6: fan out and in, routing by capability, the two-person rule, a rolling summary."""
+    http, flow = player.http, await create_flow(player.http)
+    build = await add_member(http, flow, lane_id="build")
+    tests = {}
+    for kind in ("unit", "integration", "e2e"):
+        needed = {"routing_requirements": {"required_capabilities": [f"kind={kind}"]}}
+        tests[kind] = await add_member(http, flow, lane_id="test", policy=needed)
+    deploy = await add_member(http, flow, lane_id="deploy")
+    verify = await add_member(http, flow, lane_id="verify")
+    revision = 6
+    pairs = [(build, test) for test in tests.values()] + [(test, deploy) for test in tests.values()]
+    for upstream, downstream in [*pairs, (deploy, verify)]:
+        revision = await player.depend(flow, upstream, downstream, revision)
+    assert await player.states(build, deploy, verify) == ["waiting"] + ["waiting_children"] * 2
+    claim = await player.take("build")
+    for step in range(4):
+        frame = {"payload_json": {"step": step}, "mode": "summary"}
+        await player.do(claim, "frames", frames=[frame])
+    summary = (await http.get(f"/v1/executions/{build}/attempts/0/summary")).json()
+    assert (summary["document"], summary["version"]) == ({"step": 3}, 4)
+    await player.do(claim, "complete", result="built")
+    assert (await player.grant("test")).status_code == 204
+    for kind, test in tests.items():
+        claim = await player.take("test", f"kind={kind}")
+        assert claim["execution_id"] == test
+        await player.do(claim, "complete")
+    await approve(player, deploy)
+    claim = await player.take("deploy")
+    assert (claim["started_as"], claim["attempt_index"]) == ("resume", 0)
+    await player.do(claim, "complete")
+    await player.do(await player.take("verify"), "complete")
+    assert await player.states(build, deploy, verify) == ["completed"] * 3
+
+
+async def approve(player: Player, deploy: str) -> None:
+    """Alice alone is not enough, nor a forged token."""
+    claim = await player.take("deploy")
+    await player.do(claim, "suspend", condition=TWO_PEOPLE, timeout_ms=60_000)
+    url = f"/v1/executions/{deploy}"
+    (open,) = (await player.http.get(f"{url}/pending-waitpoints")).json()
+    waitpoint = open["waitpoint_id"]
+    token = (await player.http.get(f"{url}/waitpoints/{waitpoint}/token")).json()["token"]
+    first = await player.signal(deploy, waitpoint, token, "alice")
+    assert first["Accepted"]["effect"] == "appended_to_waitpoint"
+    await player.signal(deploy, waitpoint, token, "alice")
+    forged = token[:-1] + ("1" if token.endswith("0") else "0")
+    refused = await player.signal(deploy, waitpoint, forged, "bob", 400)
+    assert "invalid_token" in refused["error"]
+    assert await player.state(deploy) == "suspended"
+    second = await player.signal(deploy, waitpoint, token, "bob")
+    assert second["Accepted"]["effect"] == "resume_condition_satisfied"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+async def test_a_race_of_providers(player: Player, method: str) -> None:
+    """7.9, and 1.8: the first to finish starts the aggregator; the others are cancelled."""
+    http, flow = player.http, await create_flow(player.http)
+    racers = [await add_member(http, flow, lane_id="provider") for _ in range(3)]
+    aggregator = await add_member(http, flow, lane_id="aggregator")
+    policy = {"kind": "any_of", "on_satisfied": "cancel_remaining"}
+    url = f"/v1/flows/{flow}/edge-groups/{aggregator}"
+    assert (await http.request(method, url, json=policy)).json() == {"set": True}
+    revision = 4
+    for racer in racers:
+        revision = await player.depend(flow, racer, aggregator, revision)
+    winner, loser = await player.take("provider"), await player.take("provider")
+    await player.do(winner, "complete", result="first")
+    assert await player.state(aggregator) == "waiting"
+    late = {"handle": loser["handle"], "result": "late"}
+    path = f"/v1/work/{loser['execution_id']}/complete"
+    assert (await http.post(path, json=late)).status_code == 409
+    states = {await player.state(racer) for racer in racers}
+    assert states == {"completed", "cancelled"}
+    assert (await player.take("aggregator"))["execution_id"] == aggregator
+
+
+@pytest.mark.parametrize("result", [b"from upstream", None])
+async def test_results_pass_along_an_edge(player: Player, result: bytes | None) -> None:
+    """1.7, coordination.md 1.6: the result replaces the payload of the downstream; without one it
+    keeps its own."""
+    http, flow = player.http, await create_flow(player.http)
+    upstream = await add_member(http, flow, lane_id="up")
+    downstream = await add_member(http, flow, lane_id="down", input_payload=list(b"own"))
+    edge = {"edge_id": str(fresh()), "data_passing_ref": "output"}
+    edge |= {"upstream_execution_id": upstream, "downstream_execution_id": downstream}
+    path = f"/v1/flows/{flow}/edges"
+    await player.post(path, 201, expected_graph_revision=2, **edge)
+    applied = await player.post(f"{path}/apply", graph_revision=3, **edge)
+    assert applied == {"Applied": {"unsatisfied_count": 1}}
+    claim = await player.take("up")
+    body = {} if result is None else {"result_base64": b64(result)}
+    await player.do(claim, "complete", **body)
+    claim = await player.take("down")
+    assert claim["execution_id"] == downstream
+    assert claim["payload"] == b64(result or b"own")
+
+
+async def test_the_upstream_that_fires_a_race_passes_its_result(player: Player, lab: Lab) -> None:
+    """coordination.md 1.6: a later result of another upstream changes nothing."""
+    http, flow = player.http, await create_flow(player.http)
+    racers = [await add_member(http, flow, lane_id="up") for _ in range(2)]
+    downstream = await add_member(http, flow, lane_id="down")
+    policy = {"kind": "any_of", "on_satisfied": "let_run"}
+    await http.put(f"/v1/flows/{flow}/edge-groups/{downstream}", json=policy)
+    for revision, racer in enumerate(racers, 3):
+        ends = {"upstream_execution_id": racer, "downstream_execution_id": downstream}
+        edge = {"edge_id": str(fresh()), "data_passing_ref": "output", **ends}
+        await player.post(f"/v1/flows/{flow}/edges", 201, expected_graph_revision=revision, **edge)
+        await player.post(f"/v1/flows/{flow}/edges/apply", graph_revision=revision + 1, **edge)
+    claims = [await player.take("up") for _ in racers]
+    await player.do(claims[0], "complete", result_base64=b64(b"first"))
+    await lab.pass_time(1)
+    await player.do(claims[1], "complete", result_base64=b64(b"second"))
+    assert (await player.take("down"))["payload"] == b64(b"first")

@@ -1,0 +1,164 @@
+"""Output streams over HTTP: ranges, long polls, server-sent events (C 5.3, 5.4)."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from flowfabric.core.execution.frame import NewFrame, StreamMode
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.execution.claims import Claim
+from flowfabric.server.context import ServerContext
+from flowfabric.store.clock import ManualClock
+from tests.kit.lab import Lab
+from tests.server.listening import Events, listening
+
+UNKNOWN = "{fp:86}:01a1e105-7c1b-7d3e-8a52-3f0c9e4b6d71"
+
+
+@pytest.fixture
+def lab(engine: Engine, clock: ManualClock) -> Lab:
+    return Lab(engine, clock)
+
+
+async def append(lab: Lab, claim: Claim, *payloads: bytes, **more: Any) -> None:
+    await lab.engine.streams.append(claim, [NewFrame(payload=each, **more) for each in payloads])
+
+
+def path(claim: Claim, rest: str = "") -> str:
+    return f"/v1/executions/{claim.id}/attempts/{claim.attempt}/stream{rest}"
+
+
+async def test_a_range_has_the_fields_of_the_wire(http: httpx.AsyncClient, lab: Lab) -> None:
+    claim = await lab.running()
+    await append(lab, claim, b"hello", type="log", correlation="c1")
+    reply = (await http.get(path(claim))).json()
+    (frame,) = reply["frames"]
+    assert reply["count"] == 1
+    assert "closed_at" not in reply
+    assert frame["fields"]["frame_type"] == "log"
+    assert frame["fields"]["payload"] == "hello"
+    assert frame["fields"]["encoding"] == "utf8"
+    assert frame["fields"]["source"] == "worker"
+    assert frame["fields"]["mode"] == "durable"
+    assert frame["fields"]["correlation_id"] == "c1"
+    assert frame["id"].partition("-")[0] == frame["fields"]["ts"]
+
+
+async def test_bytes_that_are_no_text_arrive_whole(http: httpx.AsyncClient, lab: Lab) -> None:
+    claim = await lab.running()
+    await append(lab, claim, b"\xff\x00")
+    (frame,) = (await http.get(path(claim))).json()["frames"]
+    assert (frame["fields"]["encoding"], frame["fields"]["payload"]) == ("base64", "/wA=")
+
+
+async def test_a_closed_stream_says_when_and_why(http: httpx.AsyncClient, lab: Lab) -> None:
+    claim = await lab.running()
+    await append(lab, claim, b"one")
+    await lab.complete(claim)
+    for rest in ("", "/tail"):
+        reply = (await http.get(path(claim, rest))).json()
+        assert reply["closed_reason"] == "attempt_success"
+        assert reply["closed_at"] == lab.clock.now()
+
+
+async def test_a_tail_waits_for_the_next_frame(http: httpx.AsyncClient, lab: Lab) -> None:
+    claim = await lab.running()
+    tail = asyncio.ensure_future(http.get(path(claim, "/tail?block_ms=30000")))
+    while not lab.engine.streams.readers:  # noqa: ASYNC110 - the server says nothing else
+        await asyncio.sleep(0)
+    await append(lab, claim, b"late")
+    reply = (await tail).json()
+    assert [frame["fields"]["payload"] for frame in reply["frames"]] == ["late"]
+    last = reply["frames"][-1]["id"]
+    after = (await http.get(path(claim, f"/tail?after={last}"))).json()
+    assert (after["frames"], "closed_at" in after) == ([], False)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "?limit=0",
+        "?limit=1001",
+        "?from=-",
+        "?to=%2B",
+        "?from=",
+        "?from=nonsense",
+        "/tail?after=start",
+        "/tail?after=end",
+        "/tail?block_ms=30001",
+        "/tail?block_ms=-1",
+        "/tail?limit=1001",
+    ],
+)
+async def test_bad_cursors_and_limits_are_400(
+    http: httpx.AsyncClient, lab: Lab, query: str
+) -> None:
+    claim = await lab.running()
+    reply = await http.get(path(claim, query))
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]
+
+
+@pytest.mark.parametrize("index", ["x", "-1", "99999999999"])
+async def test_a_bad_index_is_400(http: httpx.AsyncClient, lab: Lab, index: str) -> None:
+    claim = await lab.running()
+    reply = await http.get(f"/v1/executions/{claim.id}/attempts/{index}/stream")
+    assert reply.status_code == 400
+
+
+async def test_an_attempt_that_cannot_exist_is_empty(http: httpx.AsyncClient, lab: Lab) -> None:
+    """server-sdk.md 1.2: an index has 32 bits; 1.7: a stream never written to is empty and open."""
+    claim = await lab.running()
+    for index in (2**31, 2**32 - 1):
+        url = f"/v1/executions/{claim.id}/attempts/{index}/stream"
+        for each in (url, f"{url}/tail"):
+            assert (await http.get(each)).json() == {"frames": [], "count": 0}
+
+
+async def test_an_unknown_execution_is_404(http: httpx.AsyncClient) -> None:
+    for rest in ("attempts/0/stream", "attempts/0/stream/tail", "stream", "attempts/0/summary"):
+        assert (await http.get(f"/v1/executions/{UNKNOWN}/{rest}")).status_code == 404
+
+
+async def test_readers_beyond_the_pool_get_429(
+    http: httpx.AsyncClient, context: ServerContext, lab: Lab
+) -> None:
+    claim = await lab.running()
+    context.stream_readers = context.options.max_stream_readers
+    reply = await http.get(path(claim))
+    assert reply.status_code == 429
+    assert (reply.json()["kind"], reply.json()["retryable"]) == ("resource_exhausted", True)
+    context.draining.set()
+    assert (await http.get(path(claim))).status_code == 503
+
+
+async def test_the_summary_is_merged(http: httpx.AsyncClient, lab: Lab) -> None:
+    claim = await lab.running()
+    url = f"/v1/executions/{claim.id}/attempts/0/summary"
+    assert (await http.get(url)).status_code == 404
+    await append(lab, claim, b'{"a":1,"b":2}', b'{"b":null}', mode=StreamMode.SUMMARY)
+    reply = (await http.get(url)).json()
+    assert (reply["document"], reply["version"]) == ({"a": 1}, 2)
+
+
+async def test_server_sent_events_follow_all_attempts(
+    http: httpx.AsyncClient, context: ServerContext, lab: Lab
+) -> None:
+    claim = await lab.running()
+    async with (
+        listening(context) as address,
+        Events.open(f"{address}/v1/executions/{claim.id}/stream") as events,
+    ):
+        await append(lab, claim, b"one")
+        assert (await events.next("frame"))["fields"]["payload"] == "one"
+        resume = events.last_id
+        await append(lab, claim, b"two")
+        assert (await events.next("frame"))["fields"]["payload"] == "two"
+        await lab.complete(claim)
+        assert (await events.next("closed"))["closed_reason"] == "attempt_success"
+        assert (await events.next("end"))["public_state"] == "completed"
+        again = Events.open(f"{address}/v1/executions/{claim.id}/stream", last_id=resume)
+        async with again as resumed:
+            assert (await resumed.next("frame"))["fields"]["payload"] == "two"

@@ -1,0 +1,104 @@
+"""Workers in other languages: the example and the shell script of the guide, against a server on
+the loopback address."""
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from flowfabric.core.execution.submission import Submission
+from flowfabric.engine.engine import Engine
+from flowfabric.server.asgi import App
+from flowfabric.server.context import ServerContext
+from flowfabric.store.open import open_store
+from tests.kit.http_server import serving
+from tests.kit.http_work import HttpWorker
+
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "guide" / "http-workers.md"
+
+
+@pytest.fixture
+async def engine(store_url: str) -> AsyncIterator[Engine]:
+    """With the real clock: these workers are processes of their own."""
+    engine = await Engine.open(await open_store(store_url))
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture
+async def address(server: tuple[ServerContext, App]) -> AsyncIterator[str]:
+    async with serving(server[1]) as url:
+        yield url
+
+
+async def _submit(engine: Engine, payload: bytes) -> str:
+    policy = {"retry_policy": {"max_retries": 0}}
+    submission = Submission(kind="greet", payload=payload, encoding="json", policy=policy)
+    return (await engine.executions.submit(submission)).id
+
+
+async def test_the_example_works(engine: Engine, address: str) -> None:
+    ids = [await _submit(engine, b'{"name": "ada"}') for _ in range(12)]
+    broken = await _submit(engine, b"{}")
+    worker = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(ROOT / "examples" / "http_worker.py"),
+        env={**os.environ, "FLOWFABRIC_URL": address},
+    )
+    for id in ids:
+        ending = await engine.views.wait(id, 30)
+        assert ending.result == b'{"said": "hello ada"}'
+    failed = await engine.views.wait(broken, 30)
+    assert failed.failure is not None
+    assert failed.failure.message == "KeyError('name')"
+    late = await _submit(engine, b'{"name": "bob"}')
+    assert (await engine.views.wait(late, 30)).result == b'{"said": "hello bob"}'
+    worker.send_signal(signal.SIGTERM)
+    unwanted = await _submit(engine, b'{"name": "eve"}')  # what it takes now, it gives back
+    async with asyncio.timeout(30):
+        assert await worker.wait() == 0
+    assert await engine.views.state(unwanted) == "waiting"
+
+
+async def test_a_killed_worker_loses_nothing(engine: Engine, address: str) -> None:
+    """SIGKILL during the long poll: the server sees the closed connection, and what comes next
+    goes to another worker at once."""
+    worker = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(ROOT / "examples" / "http_worker.py"),
+        env={**os.environ, "FLOWFABRIC_URL": address},
+    )
+    watcher = HttpWorker(engine, None)  # type: ignore[arg-type]
+    await watcher.until_it_waits()
+    worker.kill()
+    await worker.wait()
+    while engine.store.hints.waiting:  # noqa: ASYNC110 - until the server has noticed
+        await asyncio.sleep(0.01)
+    id = await _submit(engine, b"{}")
+    assert await engine.views.state(id) == "waiting"
+
+
+async def test_the_shell_script_works(engine: Engine, address: str, tmp_path: Path) -> None:
+    found = re.search(r"```bash\n(#!.*?)```", GUIDE.read_text(), re.DOTALL)
+    assert found is not None
+    script = tmp_path / "worker.sh"
+    script.write_text(found[1])
+    checked = await asyncio.create_subprocess_exec("bash", "-n", str(script))
+    assert await checked.wait() == 0
+    if shutil.which("curl") is None or shutil.which("jq") is None:
+        return  # the syntax is all that can be checked here
+    worker = await asyncio.create_subprocess_exec(
+        "bash", str(script), env={**os.environ, "FLOWFABRIC_URL": address}
+    )
+    id = await _submit(engine, b'{"name": "ada"}')
+    ending = await engine.views.wait(id, 30)
+    assert ending.result == b'{"said":"hello ada"}'
+    worker.kill()
+    await worker.wait()

@@ -1,0 +1,51 @@
+"""The garbage collector's threshold while workers run."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from flowfabric.worker.run.collector import OBJECTS, rare_collections
+
+
+@pytest.fixture(autouse=True)
+def usual() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    yield
+    gc.set_threshold(*before)
+
+
+def test_the_collector_looks_rarely_while_a_worker_runs() -> None:
+    with rare_collections():
+        assert gc.get_threshold() == (OBJECTS, 10, 10)
+    assert gc.get_threshold() == (700, 10, 10)
+
+
+def test_the_last_of_several_workers_restores_the_threshold() -> None:
+    first, second = rare_collections(), rare_collections()
+    with second:
+        with first:
+            pass
+        assert gc.get_threshold() == (OBJECTS, 10, 10)
+    assert gc.get_threshold() == (700, 10, 10)
+
+
+@pytest.mark.parametrize("chosen", [(0, 10, 10), (50_000, 5, 5)])
+def test_what_the_application_has_chosen_stays(chosen: tuple[int, int, int]) -> None:
+    gc.set_threshold(*chosen)
+    with rare_collections():
+        assert gc.get_threshold() == chosen
+    assert gc.get_threshold() == chosen
+
+
+def test_what_the_application_chooses_meanwhile_stays() -> None:
+    with rare_collections():
+        gc.set_threshold(1_000, 5, 5)
+    assert gc.get_threshold() == (1_000, 5, 5)
+
+
+def test_a_failing_worker_restores_the_threshold() -> None:
+    with pytest.raises(ZeroDivisionError), rare_collections():
+        raise ZeroDivisionError
+    assert gc.get_threshold() == (700, 10, 10)
