@@ -12,7 +12,7 @@ CHAOS_MINUTES ?= 5
 # Tests start many processes; without compiled files each would compile everything it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-deep check chaos bench bench-guard bench-report bench-peers docs clean
+.PHONY: help demo serve test test-deep check chaos bench bench-guard bench-report bench-peers docs clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -20,6 +20,9 @@ help:  ## show this list
 
 demo: $(INSTALLED)  ## watch runs survive a crash
 	$(BIN)/python -m flowfabric.demo
+
+serve: $(INSTALLED)  ## look at the dashboard with a lively sample application
+	$(BIN)/python -m flowfabric.cli demo --serve
 
 test: $(INSTALLED)  ## run all tests, on SQLite and on a real Postgres
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
