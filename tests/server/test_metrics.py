@@ -261,7 +261,7 @@ async def test_elsewhere_it_needs_a_token_for_all_namespaces(
 
 
 async def test_with_an_address_of_its_own_it_is_only_there(engine: Engine) -> None:
-    """Issue 14: a separate bind for metrics."""
+    """Prometheus may scrape another address: a separate bind for metrics."""
     options = ServerOptions(metrics_listen=ListenAddress("127.0.0.1", 0))
     context = ServerContext(engine, Authentication(engine, is_open=True), options)
     async with _client(context) as http, metrics_beside(context) as url:

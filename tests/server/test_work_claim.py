@@ -1,4 +1,4 @@
-"""Claiming work over HTTP (issue 14; server-sdk.md 10.1, items 8, 14, 16, 17)."""
+"""Claiming work over HTTP (server-sdk.md 10.1, items 8, 14, 16, 17)."""
 
 import asyncio
 import base64
@@ -47,6 +47,26 @@ async def test_a_claim_has_all_a_worker_needs(worker: HttpWorker, clock: ManualC
     }
     assert reply.json()["retry_after_ms"] == 0
     assert await worker.state(id) == "active"
+
+
+async def test_a_run_that_a_client_put_into_a_partition_has_no_flow_yet(
+    worker: HttpWorker,
+) -> None:
+    """A client may choose the partition of a flow that the run will join later."""
+    id = "{fp:7}:11111111-1111-4111-8111-111111111111"
+    body = {
+        "execution_id": id,
+        "namespace": "default",
+        "lane_id": "default",
+        "execution_kind": "work",
+        "input_payload": [1],
+        "priority": 0,
+        "creator_identity": "tests",
+    }
+    assert (await worker.http.post("/v1/executions", json=body)).status_code == 201
+    (claim,) = await worker.claim()
+    assert claim["execution_id"] == id
+    assert "flow_id" not in claim
 
 
 async def test_nothing_to_do_is_an_empty_list(worker: HttpWorker) -> None:

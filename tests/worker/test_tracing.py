@@ -1,5 +1,5 @@
 """Traces connect a submission with its attempts, their steps and the runs they submit, whichever
-processes do the work: the context is carried with the execution (issue 15, flaw 46)."""
+processes do the work: the context is carried with the execution (flaw 46)."""
 
 import logging
 

@@ -97,7 +97,7 @@ def _claimed(
         payload_json=payload_json,
         payload=payload,
         payload_encoding=encoding,
-        flow_id=None if execution.flow is None else str(execution.flow),
+        flow_id=None if execution.flow_joined is None else str(execution.flow_joined),
         attempt_times_out_at=lease.times_out_at,
         deadline_at=snapshot.deadline_at,
         retries=life.retries,
