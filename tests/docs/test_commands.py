@@ -16,6 +16,7 @@ _COMMAND = re.compile(r"(?:`|\$ |^|\$\()(flowfabric (?![A-Z])[^`\n#$)]*)", re.MU
 _OPTION = re.compile(r"(?<!\S)--[a-z][a-z-]*")
 FILES = (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py"))
 PLACES = [file for file in sorted(FILES) if _COMMAND.search(file.read_text("utf-8"))]
+COMMANDS = get_command(app)
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.relative_to(ROOT).as_posix())
@@ -39,7 +40,7 @@ def test_what_does_not_exist_is_found(text: str, unknown: list[str]) -> None:
 
 def _unknown(words: list[str]) -> Iterator[str]:
     """The words and options of a command line that do not exist."""
-    command = get_command(app)
+    command = COMMANDS
     rest = iter(words)
     while isinstance(command, TyperGroup):
         word = next(rest, "…").rstrip(".,;:").split("|")[0]
