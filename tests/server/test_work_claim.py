@@ -225,6 +225,20 @@ async def test_a_stopping_server_gives_no_work(
     assert len(await worker.claim()) == 1
 
 
+async def test_a_stopping_server_does_not_deny_what_a_repeated_claim_holds(
+    worker: HttpWorker, server: tuple[ServerContext, App]
+) -> None:
+    """The answer was lost, and the same request comes again while the server drains."""
+    await worker.submit()
+    (claim,) = await worker.claim(claim_id="c1")
+    server[0].draining.set()
+    reply = await worker.ask(claim_id="c1")
+    assert error_of(reply) == (503, "unavailable")
+    assert reply.headers["retry-after"] == "1"
+    server[0].draining.clear()  # as another server answers
+    assert [each["handle"] for each in await worker.claim(claim_id="c1")] == [claim["handle"]]
+
+
 # -- what comes with a later attempt
 
 
