@@ -51,11 +51,14 @@ def call(path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
 
 
 def keep_leases() -> None:
-    """Renews all leases at once, every third of their time."""
-    while not stopping.wait(LEASE_MS / 3000):
+    """Renews all leases at once, every third of their time, to the end of the last run."""
+    while True:
+        time.sleep(LEASE_MS / 3000)
         if handles := list(held):
             leases = [{"handle": handle} for handle in handles]
-            _, answer = call("/v1/work/renew", {"leases": leases})
+            status, answer = call("/v1/work/renew", {"leases": leases})
+            if status != 200:
+                continue  # the token was revoked, perhaps; the next claim says so
             for handle, lease in zip(handles, answer["leases"], strict=True):
                 if handle in held:  # not ended meanwhile
                     held[handle] = "error" in lease or "cancel_requested" in lease

@@ -55,13 +55,15 @@ Send = Callable[[Any], Awaitable[None]]
 
 class EngineApp:
     """The smallest ASGI application with the operations of an engine. `refuse` makes it answer with
-    a status instead; `lose` executes the next request and loses its answer."""
+    a status instead; `lose` executes the next request and loses its answer; `refuse_after_loss` is
+    what it refuses with from then on, as a server that dies with the answer."""
 
     def __init__(self, engine: Engine, callers: dict[str, Identity] | None = None) -> None:
         self.operations = Operations(engine)
         self.callers = callers
         self.requests = 0
         self.refuse: int | None = None
+        self.refuse_after_loss: int | None = None
         self.lose = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
@@ -80,6 +82,7 @@ class EngineApp:
             return await _answer(send, 400, b'{"error": "%s"}' % str(error).encode())
         if self.lose:
             self.lose -= 1
+            self.refuse = self.refuse_after_loss
             reply, more = reply[:-1], len(reply)  # it breaks off
             return await _answer(send, 200, reply, more)
         return await _answer(send, 200, reply)

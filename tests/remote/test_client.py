@@ -21,7 +21,7 @@ from flowfabric.core.execution.submission import Duplicate, Submission, Submitte
 from flowfabric.engine.engine import Engine
 from flowfabric.remote import client as module
 from flowfabric.remote.client import RemoteClient
-from flowfabric.remote.connection import Connection
+from flowfabric.remote.connection import AnswerLost, Connection
 from flowfabric.remote.engine import RemoteEngine
 from flowfabric.remote.scalars import Misfit
 from flowfabric.remote.wire import CallRequest, RemoteCall, read_reply, read_request, write_request
@@ -168,6 +168,21 @@ async def test_what_a_claim_took_that_was_given_up_is_handed_back(
     assert len(await inside.claims.held_by(W1.instance)) == 1
     await remote.claims.recover()
     assert await inside.claims.held_by(W1.instance) == []
+    (claim,) = await remote.claims.claim(W1)
+    assert claim.attempt == 0
+
+
+async def test_a_server_that_goes_away_after_a_lost_answer_may_have_done_it(
+    remote: Engine, inside: Engine, app: EngineApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed between the claim and its reply: what it took is found when it is back."""
+    monkeypatch.setattr(remote._client, "_retry_for", 0.1)  # type: ignore[attr-defined]
+    await submitted(remote)
+    app.lose, app.refuse_after_loss = 1, 503
+    with pytest.raises(AnswerLost):
+        await remote.claims.claim(W1)
+    assert len(await inside.claims.held_by(W1.instance)) == 1
+    app.refuse = None
     (claim,) = await remote.claims.claim(W1)
     assert claim.attempt == 0
 

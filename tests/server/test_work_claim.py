@@ -8,10 +8,12 @@ import httpx
 import msgspec
 import pytest
 
+from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.step import Step
 from flowfabric.server.asgi import App
 from flowfabric.server.context import ServerContext
 from flowfabric.store.clock import ManualClock
+from flowfabric.store.queries import ClaimCall
 from tests.kit.http_work import HalfOpenCall, HttpWorker, client_of, error_of
 
 CLAIM = "/v1/work/claim"
@@ -206,6 +208,33 @@ async def test_what_was_taken_for_a_gone_client_is_handed_back(
     assert claim["started_as"] == "resume"
 
 
+async def test_a_client_that_comes_back_gets_no_lease_that_is_being_handed_back(
+    worker: HttpWorker, server: tuple[ServerContext, App], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection breaks while the statement is under way, and it sends the same request."""
+    await worker.submit()
+    real, begun, left = worker.engine.store.claim, asyncio.Event(), asyncio.Event()
+
+    async def slow(call: ClaimCall, now: Millis) -> Any:
+        taken = await real(call, now)
+        if call.limit and not begun.is_set():
+            begun.set()
+            await left.wait()
+        return taken
+
+    monkeypatch.setattr(worker.engine.store, "claim", slow)
+    asking = _asking(worker_instance_id=worker.name, claim_id="c1")
+    call = HalfOpenCall(server[1], CLAIM, asking)
+    await begun.wait()
+    await call.leave()
+    again = asyncio.ensure_future(worker.claim(claim_id="c1"))
+    await asyncio.wait({again}, timeout=0.2)
+    left.set()
+    (claim,) = await again
+    await worker.engine.claims.drain()
+    assert (await worker.do(claim, "complete"))["outcome"] == "completed"
+
+
 async def test_what_cannot_be_described_is_handed_back(
     worker: HttpWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +272,20 @@ async def test_a_stopping_server_gives_no_work(
     assert (await worker.ask(wait_ms=30_000)).json() == {"claims": [], "retry_after_ms": 1000}
     server[0].draining.clear()
     assert len(await worker.claim()) == 1
+
+
+async def test_a_stopping_server_does_not_deny_what_a_repeated_claim_holds(
+    worker: HttpWorker, server: tuple[ServerContext, App]
+) -> None:
+    """The answer was lost, and the same request comes again while the server drains."""
+    await worker.submit()
+    (claim,) = await worker.claim(claim_id="c1")
+    server[0].draining.set()
+    reply = await worker.ask(claim_id="c1")
+    assert error_of(reply) == (503, "unavailable")
+    assert reply.headers["retry-after"] == "1"
+    server[0].draining.clear()  # as another server answers
+    assert [each["handle"] for each in await worker.claim(claim_id="c1")] == [claim["handle"]]
 
 
 # -- what comes with a later attempt

@@ -42,6 +42,8 @@ async def test_summaries_are_merged(worker: HttpWorker) -> None:
         frame = {"mode": "summary", "payload_json": patch}
         answer = await worker.do(claim, "frames", frames=[frame])
     assert answer["summary_version"] == 2
+    frames = [{"mode": "summary", "payload_json": {"c": 1}}, {"text": "and a durable one"}]
+    assert (await worker.do(claim, "frames", frames=frames))["summary_version"] == 3
 
 
 async def test_a_repeated_append_appends_once(worker: HttpWorker) -> None:

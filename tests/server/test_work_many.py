@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from litestar import Litestar
 
+from flowfabric.core.base.errors import FlowFabricError, Overloaded, Unavailable
 from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.limit.budget import Budget, Limit
 from flowfabric.server import work
@@ -13,6 +14,7 @@ from flowfabric.server.asgi import App
 from flowfabric.server.context import ServerContext
 from flowfabric.server.wire import Body
 from flowfabric.store.clock import ManualClock
+from tests.kit.http import uuid_of
 from tests.kit.http_work import HttpWorker, client_of, error_of
 from tests.kit.signalling import fresh
 
@@ -61,6 +63,31 @@ async def test_each_lost_lease_says_why(worker: HttpWorker, clock: ManualClock) 
     lost = next(c for c in (revoked, slow, stale) if c["execution_id"] not in gone)
     wanted = "lease_revoked" if lost is revoked else "lease_expired"
     assert codes[lost["execution_id"]] == (409, wanted)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(Unavailable("the store is away"), 503), (Overloaded("busy", retry_after=2), 429)],
+)
+async def test_a_lease_is_not_called_lost_because_the_store_is_away(
+    worker: HttpWorker, monkeypatch: pytest.MonkeyPatch, error: FlowFabricError, status: int
+) -> None:
+    """A worker drops a run whose renewal has an error, and repeats a request that was refused."""
+    one, two = await worker.take(), await worker.take()
+    renew = worker.engine.store.renew
+
+    async def away(renewals: Any, now: Any) -> Any:
+        if any(each.uuid == uuid_of(one["execution_id"]) for each in renewals):
+            raise error
+        return await renew(renewals, now)
+
+    monkeypatch.setattr(worker.engine.store, "renew", away)
+    body = {"leases": [{"handle": one["handle"]}, {"handle": two["handle"]}, {"handle": "x"}]}
+    reply = await worker.http.post("/v1/work/renew", json=body)
+    assert reply.status_code == status
+    assert reply.headers["retry-after"]
+    monkeypatch.undo()
+    assert [each["status"] for each in await worker.renew(one, two)] == [200, 200]
 
 
 async def test_renewals_that_make_no_sense(worker: HttpWorker) -> None:

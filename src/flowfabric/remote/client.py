@@ -178,21 +178,23 @@ class RemoteClient:
     async def _request(
         self, request: CallRequest, *, waits: bool = False, once: bool = False
     ) -> CallReply:
-        """The reply to a request, sent again while the server does not answer."""
+        """The reply to a request, sent again while the server does not answer. Once an answer was
+        lost, the request may have been executed, whatever the later tries say."""
         loop = asyncio.get_running_loop()
         give_up_at, pause = loop.time() + self._retry_for, FIRST_PAUSE
         why: Unavailable | Overloaded
+        lost: AnswerLost | None = None
         while True:
             try:
                 return await self._once(request, waits=waits, once=once)
             except AnswerLost as error:
-                request, why = replace(request, tried=True), error
+                request, why, lost = replace(request, tried=True), error, error
             except Overloaded as error:
                 why, pause = error, max(pause, error.retry_after)
             except Unavailable as error:
                 why = error
             if not why.retryable or loop.time() + pause > give_up_at:
-                raise why
+                raise lost or why
             await asyncio.sleep(pause * self.jitter.uniform(0.5, 1.0))
             pause = min(LONGEST_PAUSE, pause * 2)
 

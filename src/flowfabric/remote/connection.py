@@ -96,7 +96,7 @@ class Connection:
             raise Unavailable(f"the server {self.url} cannot be reached: {error}") from None
         except (aiohttp.ClientError, TimeoutError, ConnectionError, ssl.SSLError) as error:
             reason = str(error) or f"no answer within {timeout:g} s"
-            raise AnswerLost(f"the server {self.url} did not answer: {reason}") from None
+            raise self._lost(reason) from None
         if reply.status == 200:
             return data
         raise self._refusal(reply, data)
@@ -129,10 +129,15 @@ class Connection:
             case 503:
                 return Unavailable(text or "the server is draining")
             case 502 | 504:
-                return AnswerLost(f"the server {self.url} did not answer: status {status}")
+                return self._lost(f"status {status}")
             case _:
                 family = FlowFabricError if status >= 500 else Invalid
                 return family(f"the server refuses the request: {text or status}")
+
+    def _lost(self, reason: str) -> AnswerLost:
+        return AnswerLost(
+            f"the server {self.url} did not answer, and may have done what was asked: {reason}"
+        )
 
     async def close(self) -> None:
         for session in (self._pool, self._waiting, self._single):

@@ -32,7 +32,7 @@ from flowfabric.core.execution.event_filter import MAX_CURSOR, EventBatch, Event
 from flowfabric.core.execution.model import Snapshot, WorkerIdentity
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.submission import Duplicate, Submission, Submitted, create
-from flowfabric.core.flow.graph import Graph
+from flowfabric.core.flow.graph import Graph, check_graph
 from flowfabric.core.wait.signal import Delivery
 from flowfabric.core.wait.token import Token
 from flowfabric.engine.commit.background import Background
@@ -247,9 +247,9 @@ class RemoteFlows(RemoteService):
         return await self._call("add", flow, self._client.traces.sent(checked))
 
     async def declare(self, kind: str, graph: Graph, **options: Any) -> Declared:
-        """As `Flows.declare`."""
-        nodes = check_kind_of(graph, Graph, "graph").nodes
+        """As `Flows.declare`: the graph is checked before it is sent."""
         send = self._client.traces.sent
+        nodes = check_graph(graph).nodes
         sent = (replace(each, submission=send(each.submission)) for each in nodes)
         answer: Declared = await self._call(
             "declare", kind, replace(graph, nodes=tuple(sent)), **options

@@ -35,7 +35,7 @@ class ServerContext(Struct, eq=False):
     def operations(self) -> Operations:
         """What the Python SDK calls; made when the first of them comes."""
         if self.made_operations is None:
-            self.made_operations = Operations(self.engine)
+            self.made_operations = Operations(self.engine, self.draining)
         return self.made_operations
 
     @property

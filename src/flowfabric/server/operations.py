@@ -61,10 +61,12 @@ def check_listener(caller: Identity) -> None:
 
 
 class Operations:
-    """Answers calls of the engine's operations; one per engine."""
+    """Answers calls of the engine's operations; one per engine. When the server is `draining`, what
+    waits stays open: the client asks another server."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, draining: asyncio.Event | None = None) -> None:
         self._engine = engine
+        self._draining = asyncio.Event() if draining is None else draining
         self._tenants = Tenants(engine)
         self._held = LoadedClaims(engine)
         self._once = AnsweredOnce()
@@ -111,15 +113,24 @@ class Operations:
             if request.patience is None:
                 return await asyncio.gather(*tasks)
             seconds = min(max(0.0, request.patience), LONGEST_WAIT)
-            _, open = await asyncio.wait(
-                tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
-            )
-            if open:
-                await asyncio.wait(open, timeout=TOGETHER)
+            await self._first_of(tasks, seconds)
             return [task.result() if task.done() else StillOpen() for task in tasks]
         finally:
             for task in tasks:
                 task.cancel()  # no caller waits for the others
+
+    async def _first_of(self, tasks: list[asyncio.Task[CallAnswer]], seconds: float) -> None:
+        """Returns when one of them is done, and those that end at about the same time; when they
+        have waited for so long, or the server drains."""
+        draining = asyncio.ensure_future(self._draining.wait())
+        try:
+            await asyncio.wait(
+                [*tasks, draining], timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            if open := [task for task in tasks if not task.done()]:
+                await asyncio.wait(open, timeout=TOGETHER)
+        finally:
+            draining.cancel()
 
     async def _call(self, caller: Identity, call: RemoteCall, *, tried: bool) -> CallAnswer:
         admission = Admission(self._tenants, self._engine, caller)

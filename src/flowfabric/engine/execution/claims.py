@@ -220,6 +220,8 @@ class Claims(Service):
         await self.recover()
         weights = _weights(lanes) or await self._lanes.weights(call.lanes)
         if call.repeated:
+            # What was taken for a first try that was cancelled is being handed back.
+            await self._rescues.drain()
             taken = await _taken_before(self._context.store, call, weights, self._now())
             if taken:
                 return [Claim(item.snapshot, item.payload, call.ttl) for item in taken]

@@ -49,10 +49,13 @@ async def claim_work(
     request: Request[Any, Any, Any], data: JSONBody[ClaimWork]
 ) -> Response[ClaimedWork]:
     """Takes runs for a worker, best first, and waits up to `wait_ms` for the first one. An empty
-    list is no error. What was taken for a client that is gone is handed back at once."""
+    list is no error. What was taken for a client that is gone is handed back at once. A server
+    that stops answers with an empty list, or with 503 if the request may be a repeat."""
     context = context_of(request)
     namespace = _namespace(caller_of(request), data.namespace)
     if context.draining.is_set():
+        if data.claim_id is not None:  # it may be a repeat: an empty list would deny what it holds
+            raise Unavailable("this server is stopping; send the same request again")
         return respond(ClaimedWork([], POLL_MS))
     claims = await _unless_gone(request, _claim(context.engine, data, namespace))
     answer = [each for each in await _answer(context, claims) if isinstance(each, ClaimedRun)]

@@ -12,12 +12,12 @@ from flowfabric.server.work.lease import PresentedLease
 async def append_frames(lease: PresentedLease, data: AppendFrames) -> FramesAppended:
     frames = [_frame(frame) for frame in data.frames]
     added = await lease.engine.streams.append(lease.fastest, frames, write=data.append_id)
-    last = added[-1] if added else None
+    versions = [each.summary_version for each in added if each.summary_version is not None]
     return FramesAppended(
         outcome="appended",
         ids=[str(each.id) for each in added],
-        frame_count=None if last is None else last.frame_count,
-        summary_version=None if last is None else last.summary_version,
+        frame_count=added[-1].frame_count if added else None,
+        summary_version=versions[-1] if versions else None,
     )
 
 

@@ -19,6 +19,7 @@ from flowfabric.server.work.described import describe_cleanup
 from flowfabric.server.work.lease import present_lease
 
 RENEW_BODY = 1 << 20
+TOO_MANY = 429
 
 
 @post("/v1/work/renew", status_code=200, opt=needs("work", body=RENEW_BODY))
@@ -26,7 +27,8 @@ async def renew_leases(
     request: Request[Any, Any, Any], data: JSONBody[RenewLeases]
 ) -> Response[RenewedLeases]:
     """Renews each lease, or says why it is lost. The answer also says which runs are being
-    cancelled, so that the worker stops."""
+    cancelled, so that the worker stops. If the store does not say about one of them, the whole
+    request is refused with 503: no lease is called lost that may not be."""
     context = context_of(request)
     answers = await asyncio.gather(*(_renewed(request, each, data) for each in data.leases))
     held = [ExecutionId(each.execution_id).uuid for each in answers if each.error is None]
@@ -50,6 +52,8 @@ async def _renewed(
         return RenewedLease(id, 200, renewed.expires_at)
     except FlowFabricError as error:
         status, body = answer_to(error)
+        if status >= 500 or status == TOO_MANY:
+            raise
         return RenewedLease(id, status, error=body)
 
 
