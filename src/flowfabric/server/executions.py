@@ -32,6 +32,7 @@ from flowfabric.engine.execution.views import Info
 from flowfabric.server.access import caller_of, check_namespace, check_run, needs
 from flowfabric.server.context import engine_of
 from flowfabric.server.errors import BODIES, CHANGES, READS
+from flowfabric.server.policies import read_policy
 from flowfabric.server.wire import (
     I32,
     OCTETS,
@@ -45,6 +46,7 @@ from flowfabric.server.wire import (
     RunText,
     Tagged,
     UuidText,
+    fit,
     optional_uuid,
     read_bytes,
     read_id,
@@ -56,19 +58,6 @@ from flowfabric.server.wire import (
 CREATE_BODY = 1 << 20
 MAX_GRANT_TTL = 60_000
 CLAMPED = "FlowFabric-Priority-Clamped"
-
-_OPTIONAL_POLICIES = frozenset(
-    {
-        "delay_until",
-        "retry_policy",
-        "timeout_policy",
-        "suspension_policy",
-        "fallback_policy",
-        "routing_requirements",
-        "dedup_window_ms",
-        "stream_policy",
-    }
-)
 
 RunPath = FromPath[RunText]
 
@@ -169,25 +158,13 @@ def read_submission(caller: Identity, data: CreateExecution) -> Submission:
         priority=data.priority,
         key=data.idempotency_key,
         tags=data.tags,
-        policy=_policy(data.policy),
+        policy=read_policy(data.policy),
         delay_until=read_moment(data.delay_until),
         deadline_at=read_moment(data.execution_deadline_at),
         creator=data.creator_identity or None,
         encoding=data.payload_encoding,
         flow=None if partition == lane_partition(lane) else home_of(partition),
     )
-
-
-def _policy(given: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The policy without optional members that are null: the wire takes null for absent, the
-    engine does not."""
-    if given is None:
-        return None
-    return {
-        name: value
-        for name, value in given.items()
-        if value is not None or name not in _OPTIONAL_POLICIES
-    }
 
 
 def _partition(lane: str, id: ExecutionId | None, flow: UUID | None) -> int:
@@ -421,7 +398,7 @@ async def cancel_execution(
     key, engine = await own_run(request, id)
     owner = Owner(
         lease_id=optional_uuid(data.lease_id, "lease_id"),
-        epoch=data.lease_epoch,
+        epoch=None if data.lease_epoch is None else fit(data.lease_epoch, "lease_epoch"),
         attempt_id=optional_uuid(data.attempt_id, "attempt_id"),
         source=data.source,
     )
@@ -602,7 +579,7 @@ def grantee(worker: str, instance: str) -> WorkerIdentity:
 
 
 def check_grant_ttl(ttl: int) -> int:
-    if not 1 <= ttl <= MAX_GRANT_TTL:
+    if not 1 <= fit(ttl, "grant_ttl_ms") <= MAX_GRANT_TTL:
         raise Invalid(f"grant_ttl_ms must be 1 to {MAX_GRANT_TTL}")
     return ttl
 

@@ -37,6 +37,7 @@ from flowfabric.server.wire import (
     RunText,
     Tagged,
     UuidText,
+    fit,
     optional_uuid,
     read_id,
     read_uuid_text,
@@ -200,6 +201,7 @@ async def stage_edge(
     request: Request[Any, Any, Any], id: FlowPath, data: JSONBody[StageEdge]
 ) -> Response[StageAnswer]:
     """Adds an edge if the graph has the expected revision; the downstream waits from then on."""
+    revision = fit(data.expected_graph_revision, "expected_graph_revision")
     flow, engine = await own_flow(request, id, data.flow_id)
     _check_dependency(data.dependency_kind)
     edge = Edge(
@@ -209,7 +211,7 @@ async def stage_edge(
         downstream=read_id(data.downstream_execution_id).uuid,
         input=data.data_passing_ref or None,
     )
-    staged = await engine.flows.stage_only(edge, data.expected_graph_revision)
+    staged = await engine.flows.stage_only(edge, revision)
     return respond(StageAnswer(Staged=StagedEdge(str(staged.edge), staged.revision)), 201)
 
 
@@ -244,6 +246,7 @@ async def apply_edge(
     request: Request[Any, Any, Any], id: FlowPath, data: JSONBody[ApplyEdge]
 ) -> Response[ApplyAnswer | str]:
     """The second step of adding an edge: `Applied` once, then `"AlreadyApplied"`."""
+    fit(data.graph_revision, "graph_revision")
     flow, engine = await own_flow(request, id, data.flow_id)
     _check_dependency(data.dependency_kind)
     edge = read_uuid_text(data.edge_id, "edge_id")

@@ -56,7 +56,12 @@ Now = Annotated[Moment | None, Meta(description="Ignored: the store has the only
 I32 = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 U16 = Annotated[int, Meta(ge=0, lt=1 << 16)]
 U32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
-U64 = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+MAX_WHOLE = (1 << 63) - 1
+"""The largest number that every store can hold."""
+MAX_U64 = (1 << 64) - 1
+Whole = Annotated[int, Meta(ge=0, le=MAX_WHOLE)]
+U64 = Annotated[int, Meta(ge=0, description=f"up to {MAX_U64}")]
+"""A number as the original has it: `fit` makes one of the engine's from it."""
 
 
 class Tagged(Struct, omit_defaults=True, kw_only=True):
@@ -213,6 +218,15 @@ def read_bytes(value: Bytes | bytes, name: str) -> bytes:
         return b64decode(value.replace("-", "+").replace("_", "/"), validate=True)
     except (Base64Error, ValueError):
         raise Invalid(f"{name} is neither a list of bytes nor base64 text") from None
+
+
+def fit(value: int, name: str, most: int = MAX_WHOLE) -> int:
+    """A number of 64 bits without a sign as the engine can hold it: more than `most` is `most`,
+    because clients write the largest number where they mean no limit. One with more bits is of
+    another type."""
+    if value > MAX_U64:
+        refuse(422, f"Expected `int` <= {MAX_U64} - at `$.{name}`")
+    return min(value, most)
 
 
 def read_moment(value: int | None) -> Millis | None:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct
 
-from flowfabric.server.wire import U32, U64, Bytes, Json, Lane, Moment
+from flowfabric.server.wire import U32, Bytes, Json, Lane, Moment, Whole
 
 MAX_WAIT_MS = 30_000
 MAX_CLAIMS = 500
@@ -50,7 +50,7 @@ class Fenced(Struct, kw_only=True):
 
     handle: str | None = None
     lease_id: str | None = None
-    lease_epoch: U64 | None = None
+    lease_epoch: Whole | None = None
     attempt_id: str | None = None
 
 
@@ -144,7 +144,7 @@ class SpendBudgets(Fenced):
     """Counts what was consumed, for all budgets of the run or for those named. The same `key`
     counts once."""
 
-    amounts: dict[str, U64]
+    amounts: dict[str, Whole]
     budgets: list[str] | None = None
     key: str | None = None
 
@@ -210,7 +210,7 @@ class AppendFrames(Fenced):
     appends of the attempt do not have, appends once."""
 
     frames: Annotated[list[WorkFrame], Meta(max_length=MAX_FRAMES)]
-    append_id: U64 | None = None
+    append_id: Whole | None = None
 
 
 # -- items of a batch
