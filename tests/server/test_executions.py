@@ -361,6 +361,8 @@ async def test_limits_of_a_page(http: httpx.AsyncClient) -> None:
         {"partition": "+5"},
         {"partition": 1, "limit": "x"},
         {"partition": 1, "limit": -1},
+        {"partition": 1, "limit": 2**64},
+        {"partition": 1, "limit": "5.0"},
         {"partition": 1, "limit": "9" * 5000},
     ],
 )

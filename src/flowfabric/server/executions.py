@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from litestar import Request, Response, get, post, put
-from litestar.exceptions import ValidationException
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from msgspec import UNSET, Struct, UnsetType
@@ -32,6 +31,7 @@ from flowfabric.engine.execution.views import Info
 from flowfabric.server.access import caller_of, check_namespace, check_run, needs
 from flowfabric.server.context import engine_of
 from flowfabric.server.errors import BODIES, CHANGES, READS
+from flowfabric.server.parameters import check_digits, refused_parameter
 from flowfabric.server.policies import read_policy
 from flowfabric.server.wire import (
     I32,
@@ -210,23 +210,11 @@ async def list_executions(
     try:
         after = None if cursor is None else read_id(cursor).uuid
     except InvalidId as error:
-        raise _refused_parameter("cursor", error.detail) from None
+        raise refused_parameter("cursor", error.detail) from None
     page = await engine_of(request).views.partition(
         partition, after=after, limit=limit, sees=caller.sees if not caller.sees_all else None
     )
     return respond(ExecutionIds([str(id) for id in page.ids], page.cursor))
-
-
-def check_digits(request: Request[Any, Any, Any], *names: str) -> None:
-    """Refuses `5.0` and `1e3` for a whole number, which Litestar would read."""
-    for name in names:
-        text = request.query_params.get(name)
-        if text is not None and not (text.isascii() and text.isdigit()):
-            raise _refused_parameter(name, "must be a whole number")
-
-
-def _refused_parameter(name: str, message: str) -> ValidationException:
-    return ValidationException(extra=[{"key": name, "message": message}])
 
 
 class StateVector(Struct):

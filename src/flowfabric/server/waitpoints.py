@@ -17,7 +17,8 @@ from flowfabric.core.wait.waitpoint import OpenWaitpoint
 from flowfabric.server.access import caller_of, check_run, known_caller, needs
 from flowfabric.server.context import engine_of
 from flowfabric.server.errors import BODIES, READS, answer_to
-from flowfabric.server.executions import RunPath, check_digits, own_run
+from flowfabric.server.executions import RunPath, own_run
+from flowfabric.server.parameters import check_digits
 from flowfabric.server.wire import (
     U64,
     Bytes,
