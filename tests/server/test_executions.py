@@ -499,6 +499,15 @@ async def test_a_lease_holder_needs_its_lease(http: httpx.AsyncClient, lab: Lab)
     assert (await http.post(url, json=whole)).status_code == 200
 
 
+async def test_an_operator_ignores_the_lease(http: httpx.AsyncClient, lab: Lab) -> None:
+    """server-sdk.md 1.7: operator override ignores the lease."""
+    id = await create(http)
+    await lab.claim_one()
+    body = {"reason": "enough", "source": "operator_override", "lease_epoch": 99}
+    reply = await http.post(f"{URL}/{id}/cancel", json=body)
+    assert reply.json() == {"Cancelled": {"execution_id": id, "public_state": "cancelled"}}
+
+
 async def test_cancel_of_one_that_cleans_up_says_until_when(
     http: httpx.AsyncClient, lab: Lab, clock: ManualClock
 ) -> None:

@@ -23,7 +23,7 @@ from flowfabric.core.base.text import check_lane, check_worker
 from flowfabric.core.execution.grant import Granted, NotReclaimable
 from flowfabric.core.execution.granted import GrantNotes
 from flowfabric.core.execution.lease import Owner, Revoked
-from flowfabric.core.execution.model import WorkerIdentity, clamp_priority
+from flowfabric.core.execution.model import Source, WorkerIdentity, clamp_priority
 from flowfabric.core.execution.status import PublicState, Vector
 from flowfabric.core.execution.submission import Duplicate, Submission, Submitted
 from flowfabric.engine.engine import Engine
@@ -347,7 +347,7 @@ async def execution_result(
 
 class CancelExecution(Struct, kw_only=True):
     """`source` is operator_override, lease_holder, flow_cascade, system_timeout or another word. A
-    lease holder gives the three members of its lease."""
+    lease holder gives the three members of its lease; an operator's are ignored."""
 
     reason: str
     execution_id: RunText | None = None
@@ -384,18 +384,23 @@ async def cancel_execution(
     """Ends an execution as cancelled, in any state. Cancelling twice is one cancel."""
     same_id(read_id(id), data.execution_id)
     key, engine = await own_run(request, id)
-    owner = Owner(
-        lease_id=optional_uuid(data.lease_id, "lease_id"),
-        epoch=None if data.lease_epoch is None else fit(data.lease_epoch, "lease_epoch"),
-        attempt_id=optional_uuid(data.attempt_id, "attempt_id"),
-        source=data.source,
-    )
-    answer = await engine.executions.cancel(key, reason=data.reason, owner=owner)
+    answer = await engine.executions.cancel(key, reason=data.reason, owner=_canceller(data))
     cancelled = CancelledExecution(str(answer.id), PublicState.CANCELLED)
     if answer.until is not None:
         state = await engine.views.state(key) or PublicState.CANCELLED
         cancelled = CancelledExecution(str(answer.id), state, answer.until)
     return respond(CancelRunAnswer(Cancelled=cancelled))
+
+
+def _canceller(data: CancelExecution) -> Owner:
+    """Who cancels. An operator's cancel does not depend on a lease, so it may name any."""
+    lease = Owner(
+        lease_id=optional_uuid(data.lease_id, "lease_id"),
+        epoch=None if data.lease_epoch is None else fit(data.lease_epoch, "lease_epoch"),
+        attempt_id=optional_uuid(data.attempt_id, "attempt_id"),
+        source=data.source,
+    )
+    return Owner(source=data.source) if data.source == Source.OPERATOR else lease
 
 
 class ChangePriority(Struct):
