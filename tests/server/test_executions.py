@@ -202,6 +202,8 @@ async def test_optional_fields_may_be_null(http: httpx.AsyncClient) -> None:
         b"\xef\xbb\xbf{}",
         json.dumps(EXECUTION).encode() + b" {}",
         b'{"policy": {"a": ' + b"[" * 5000,
+        json.dumps(EXECUTION).encode()[:-1] + b',"stray":"\xff"}',
+        json.dumps(EXECUTION).encode()[:-1] + b',"stray":' + b"[" * 20_000 + b"]" * 20_000 + b"}",
     ],
 )
 async def test_broken_json_is_400(http: httpx.AsyncClient, content: bytes) -> None:

@@ -3,9 +3,11 @@
 A body is decoded strictly by `Body`: a wrong type is 422, broken JSON is 400, another content type
 is 415, and a key that stands twice is refused, because two parsers would disagree about it. A route
 with `opt=needs(…, octets="member")` also takes `application/octet-stream`: the body is that member,
-and the query has the others. Fields
-that a route does not know are ignored, as clients of the original expect, and named in the header
-`FlowFabric-Ignored-Fields`; with `Prefer: handling=strict` they are refused.
+and the query has the others.
+
+Fields that a route of the original does not know are ignored, as its clients expect, and named in
+the header `FlowFabric-Ignored-Fields`; with `Prefer: handling=strict` they are refused. All other
+routes refuse them (`forbid_unknown_fields`), so that a misspelled one is not lost.
 
 Answers use the tags of the original: `{"Created": {…}}` is a struct `CreateAnswer` whose only set
 member is `Created`.

@@ -17,7 +17,7 @@ LeaseMs = Annotated[int, Meta(ge=1, le=86_400_000, description="1 ms to 24 h")]
 Span = Annotated[int, Meta(ge=0, le=315_619_200_000, description="milliseconds, up to ten years")]
 
 
-class ClaimWork(Struct, kw_only=True):
+class ClaimWork(Struct, kw_only=True, forbid_unknown_fields=True):
     """A request for work. No lanes, kinds or namespace means any. Lanes with weights are served in
     that proportion. Repeating a request with the same `claim_id` gives what it took and still
     holds."""
@@ -34,7 +34,7 @@ class ClaimWork(Struct, kw_only=True):
     claim_id: str | None = None
 
 
-class RedeemGrant(Struct, kw_only=True):
+class RedeemGrant(Struct, kw_only=True, forbid_unknown_fields=True):
     """Turns a grant into a lease. Repeating it gives the same lease while it is held."""
 
     execution_id: str
@@ -45,7 +45,7 @@ class RedeemGrant(Struct, kw_only=True):
     expected_attempt_index: U32 | None = None
 
 
-class Fenced(Struct, kw_only=True):
+class Fenced(Struct, kw_only=True, forbid_unknown_fields=True):
     """Proof of ownership: the handle of the claim, or its lease id, epoch and attempt id."""
 
     handle: str | None = None
@@ -60,7 +60,7 @@ class LeaseToRenew(Fenced):
     execution_id: str | None = None
 
 
-class RenewLeases(Struct, kw_only=True):
+class RenewLeases(Struct, kw_only=True, forbid_unknown_fields=True):
     """Each lease is extended to now + `lease_ms`, by default the length of its claim; a fence
     without a handle needs `lease_ms`. A lease never gets shorter."""
 
@@ -158,7 +158,7 @@ class MakeWaitpoint(Fenced):
     expires_in_ms: Span | None = None
 
 
-class ResumeRules(Struct, kw_only=True):
+class ResumeRules(Struct, kw_only=True, forbid_unknown_fields=True):
     """How the run goes on when what it waits for is here."""
 
     consume_matched_signals: bool = True
@@ -191,7 +191,7 @@ class SuspendRun(Fenced):
     idempotency_key: str | None = None
 
 
-class WorkFrame(Struct, kw_only=True):
+class WorkFrame(Struct, kw_only=True, forbid_unknown_fields=True):
     """A piece of output: text, a JSON value, or bytes in base64. A summary frame is a JSON merge
     patch of the summary of the attempt. `ttl_ms` is for best-effort frames."""
 
@@ -290,7 +290,7 @@ Item = (
 )
 
 
-class WorkBatch(Struct, kw_only=True):
+class WorkBatch(Struct, kw_only=True, forbid_unknown_fields=True):
     """Operations on many runs. Those on one run are done in their order, the others side by side;
     each succeeds or fails on its own."""
 
