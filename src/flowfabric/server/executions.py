@@ -31,7 +31,7 @@ from flowfabric.engine.execution.views import Info
 from flowfabric.server.access import caller_of, check_namespace, check_run, needs
 from flowfabric.server.context import engine_of
 from flowfabric.server.errors import BODIES, CHANGES, READS
-from flowfabric.server.parameters import check_digits, refused_parameter
+from flowfabric.server.parameters import Wait, check_digits, refused_parameter, until_ended
 from flowfabric.server.policies import read_policy
 from flowfabric.server.wire import (
     I32,
@@ -247,14 +247,17 @@ class ExecutionInfo(Struct, kw_only=True):
 
 @get(
     "/v1/executions/{id:str}",
-    opt=needs("read"),
+    opt=needs("read", waits=True),
     operation_id="get_execution",
     tags=["executions"],
     responses=READS,
 )
-async def get_execution(request: Request[Any, Any, Any], id: RunPath) -> Response[ExecutionInfo]:
-    """What is known of an execution, without payload and result."""
+async def get_execution(
+    request: Request[Any, Any, Any], id: RunPath, wait: Wait = None
+) -> Response[ExecutionInfo]:
+    """What is known of an execution, without payload and result; with `wait` when it has ended."""
     key, engine = await own_run(request, id)
+    await until_ended(request, id, wait)
     info = await engine.views.info(key)
     if info is None:
         raise NotFound("execution", id)
@@ -294,14 +297,18 @@ def _vector(vector: Vector) -> StateVector:
 
 @get(
     "/v1/executions/{id:str}/state",
-    opt=needs("read"),
+    opt=needs("read", waits=True),
     operation_id="get_execution_state",
     tags=["executions"],
     responses=READS,
 )
-async def execution_state(request: Request[Any, Any, Any], id: RunPath) -> Response[PublicState]:
-    """The public state, as one JSON string."""
+async def execution_state(
+    request: Request[Any, Any, Any], id: RunPath, wait: Wait = None
+) -> Response[PublicState]:
+    """The public state, as one JSON string; with `wait` when it has ended, or by then."""
     key, engine = await own_run(request, id)
+    if wait is not None:
+        await until_ended(request, id, wait)
     state = await engine.views.state(key)
     if state is None:
         raise NotFound("execution", id)
@@ -315,7 +322,7 @@ class Base64Result(Struct):
 
 @get(
     "/v1/executions/{id:str}/result",
-    opt=needs("read"),
+    opt=needs("read", waits=True),
     operation_id="get_execution_result",
     tags=["executions"],
     media_type=OCTETS,
@@ -327,13 +334,16 @@ async def execution_result(
     encoding: Annotated[
         str | None, QueryParameter(description="`base64` answers the bytes as JSON instead")
     ] = None,
+    wait: Wait = None,
 ) -> Response[bytes]:
-    """The exact bytes of the result. 404 if there is none, or none yet."""
+    """The exact bytes of the result. 404 if there is none, or none yet: `wait` waits for it."""
     if encoding not in (None, "raw", "base64"):
         raise Invalid("encoding is raw or base64")
     key, engine = read_id(id), engine_of(request)
     caller = caller_of(request)
     sees = caller.sees_all or caller.sees(await engine.views.namespace(key) or "")
+    if sees:
+        await until_ended(request, id, wait)
     result = await engine.views.result(key) if sees else None
     if result is None:
         raise NotFound("execution result", id)

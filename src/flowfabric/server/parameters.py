@@ -1,5 +1,7 @@
 """What paths and queries name: executions, flows, pages, times to wait, tags."""
 
+import asyncio
+from contextlib import suppress
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -8,11 +10,12 @@ from litestar.exceptions import ValidationException
 from litestar.params import QueryParameter
 
 from flowfabric.core.access.token import Identity
-from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.ids import ANYWHERE, ExecutionId
 from flowfabric.core.base.time import parse_span
 from flowfabric.server.access import caller_of, check_flow, check_namespace, check_run
 from flowfabric.server.context import engine_of
+from flowfabric.server.long_polls import while_wanted
 from flowfabric.server.wire import MAX_U64, read_id, read_uuid_text
 
 MAX_WAIT = 30.0
@@ -79,6 +82,19 @@ def read_wait(text: str | None) -> float:
     if seconds > MAX_WAIT:
         raise Invalid("wait is at most 30s; repeat the request to wait longer")
     return seconds
+
+
+async def until_ended(request: Request[Any, Any, Any], id: str, wait: str | None) -> None:
+    """Returns when the execution has ended, when there is none, or when the time is over."""
+    seconds = read_wait(wait)
+    if not seconds:
+        return
+    views, key = engine_of(request).views, await find_run(request, id)
+    if await views.state(key) is None:
+        return
+    waiting, _ = await while_wanted(request, views.wait(key, seconds))
+    with suppress(TimeoutError, asyncio.CancelledError, NotFound):
+        waiting.result()
 
 
 def read_tag(text: str | None) -> tuple[str, str] | None:
