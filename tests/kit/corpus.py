@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from flowfabric.core.execution.frame import NewFrame
 from tests.kit.lab import Lab
 from tests.kit.waits import named, suspend, wait_on
 
@@ -59,6 +60,9 @@ class Replay:
             case "claim":
                 pass
             case "complete":
+                await self._lab.complete(claim, b"result")
+            case "emit":
+                await self._lab.engine.streams.append(claim, [NewFrame(payload=b"hi")])
                 await self._lab.complete(claim, b"result")
             case "suspend":
                 answer = await suspend(self._lab, claim, wait_on(self._lab, named("go")))

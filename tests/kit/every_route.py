@@ -120,6 +120,7 @@ _RUNS = [
     _run("GET", "/pending-waitpoints", "read"),
     _run("GET", "/attempts/{index}/stream", "read", target="/attempts/0/stream"),
     _run("GET", "/attempts/{index}/stream/tail", "read", target="/attempts/0/stream/tail"),
+    _run("GET", "/summary", "read"),
     _run("GET", "/attempts/{index}/summary", "read", target="/attempts/0/summary"),
     _run(
         "GET",

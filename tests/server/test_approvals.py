@@ -67,7 +67,8 @@ async def test_a_token_shows_what_is_asked(http: httpx.AsyncClient, asked: dict[
 async def test_a_wrong_link_reveals_nothing(
     http: httpx.AsyncClient, asked: dict[str, str], wrong: dict[str, str], route: str
 ) -> None:
-    body = {**asked, **wrong, "decision": "approved"}
+    decision = {"decision": "approved"} if route == "decide" else {}
+    body = {**asked, **wrong, **decision}
     reply = await http.post(f"/v1/waitpoints/{route}", json=body)
     expected = "missing_token" if wrong == {"token": ""} else "invalid_token"
     assert (reply.status_code, reply.json()["code"]) == (400, expected)

@@ -47,6 +47,7 @@ def test_every_compatible_route_is_recorded() -> None:
         if "request" in step
     }
     compatible = {"executions", "waitpoints", "workers", "flows", "budgets", "quotas", "keys"}
+    compatible |= {"streams"}
     for handler in HANDLERS:
         module = handler.fn.__module__.rpartition(".")[2]
         if module in compatible:

@@ -202,6 +202,8 @@ async def test_optional_fields_may_be_null(http: httpx.AsyncClient) -> None:
         b"\xef\xbb\xbf{}",
         json.dumps(EXECUTION).encode() + b" {}",
         b'{"policy": {"a": ' + b"[" * 5000,
+        json.dumps(EXECUTION).encode()[:-1] + b',"stray":"\xff"}',
+        json.dumps(EXECUTION).encode()[:-1] + b',"stray":' + b"[" * 20_000 + b"]" * 20_000 + b"}",
     ],
 )
 async def test_broken_json_is_400(http: httpx.AsyncClient, content: bytes) -> None:
@@ -361,6 +363,7 @@ async def test_limits_of_a_page(http: httpx.AsyncClient) -> None:
         {"partition": "+5"},
         {"partition": 1, "limit": "x"},
         {"partition": 1, "limit": -1},
+        {"partition": 1, "limit": 2**64},
         {"partition": 1, "limit": "9" * 5000},
     ],
 )
@@ -495,6 +498,14 @@ async def test_a_lease_holder_needs_its_lease(http: httpx.AsyncClient, lab: Lab)
     stale = error_of(await http.post(url, json={**whole, "lease_epoch": 99}), 409)
     assert (stale["kind"], stale["code"]) == ("state_conflict", "stale_lease")
     assert (await http.post(url, json=whole)).status_code == 200
+
+
+async def test_an_operator_ignores_the_lease(http: httpx.AsyncClient, lab: Lab) -> None:
+    """server-sdk.md 1.7: operator override ignores the lease."""
+    id = await create(http)
+    await lab.claim_one()
+    body = {"reason": "enough", "source": "operator_override", "lease_epoch": 99}
+    assert (await http.post(f"{URL}/{id}/cancel", json=body)).status_code == 200
 
 
 async def test_cancel_of_one_that_cleans_up_says_until_when(

@@ -304,6 +304,21 @@ async def test_a_failed_upstream_skips(http: httpx.AsyncClient, lab: Lab) -> Non
     assert reply.json() == {"Replayed": {"public_state": "waiting_children"}}
 
 
+async def test_a_dependency_on_any_end_survives_a_cancel(http: httpx.AsyncClient, lab: Lab) -> None:
+    """F-30"""
+    flow = await create_flow(http)
+    first, second = await add_member(http, flow), await add_member(http, flow)
+    staged = await stage(http, flow, first, second, 2, dependency_kind="on_any_end")
+    edge = staged.json()["Staged"]["edge_id"]
+    other = error_of(await apply(http, flow, edge, first, second), 400)
+    assert other["code"] == "invalid_dependency"
+    applied = await apply(http, flow, edge, first, second, dependency_kind="on_any_end")
+    assert applied.json() == {"Applied": {"unsatisfied_count": 1}}
+    await http.post(f"/v1/executions/{first}/cancel", json={"reason": "no"})
+    await lab.engine.flows.drain()
+    assert (await http.get(f"/v1/executions/{second}/state")).json() == "waiting"
+
+
 async def test_an_upstream_that_has_ended_counts_at_once(http: httpx.AsyncClient, lab: Lab) -> None:
     flow = await create_flow(http)
     first = await add_member(http, flow)

@@ -15,6 +15,7 @@ from flowfabric.server.options import (
     check_exposure,
     parse_address,
     read_options,
+    unread_variables,
     warnings_of,
 )
 
@@ -197,6 +198,17 @@ def test_tls_alone_lets_no_stranger_be_trusted(tmp_path: Path) -> None:
     options = ServerOptions(listen=ListenAddress("10.0.0.1", 1), tls_cert=file, tls_key=file)
     with pytest.raises(Invalid, match="refusing to listen"):
         check_exposure(options, any_token=False)
+
+
+def test_variables_of_the_original_are_named() -> None:
+    """server-sdk.md 2.1: a token that is set and not read would leave the server open."""
+    given = {"FF_API_TOKEN": "s3cret", "FF_LISTEN_ADDR": "0.0.0.0:9090", "FF_OTHER": "1"}
+    token, listen = unread_variables(given)
+    assert "FF_API_TOKEN" in token
+    assert token.endswith("set FLOWFABRIC_TOKEN")
+    assert listen.endswith("set FLOWFABRIC_LISTEN")
+    assert "s3cret" not in token
+    assert unread_variables({"FLOWFABRIC_LISTEN": "127.0.0.1:1"}) == []
 
 
 def test_an_operator_is_warned() -> None:

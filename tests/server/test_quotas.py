@@ -62,8 +62,7 @@ async def test_a_missing_field_is_422(http: httpx.AsyncClient, name: str) -> Non
     ("change", "status"),
     [
         ({"quota_policy_id": "nonsense"}, 400),
-        ({"max_concurrent": 2**40}, 400),
-        ({"window_seconds": 2**40}, 400),
+        ({"max_concurrent": 2**64}, 422),
         ({"max_concurrent": -1}, 422),
         ({"max_concurrent": 1.0}, 422),
         ({"window_seconds": None}, 422),

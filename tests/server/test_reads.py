@@ -1,5 +1,6 @@
 """The readable world: every list and view answers, filters, and pages by cursor."""
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -8,6 +9,7 @@ import pytest
 from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.engine.engine import Engine
 from tests.kit.http import EXECUTION as NEW
+from tests.kit.http import NOBODY
 
 pytestmark = pytest.mark.rules
 
@@ -66,6 +68,35 @@ async def test_views_of_one_execution(http: httpx.AsyncClient, view: str) -> Non
     unknown = "{fp:86}:01a1e105-7c1b-7d3e-8a52-3f0c9e4b6d71"
     reply = await http.get(f"/v1/executions/{unknown}/{view}")
     assert (reply.status_code, reply.json()["code"]) == (404, "not_found")
+
+
+async def test_reads_wait_for_the_end(http: httpx.AsyncClient, engine: Engine) -> None:
+    """The issue: wait for completion, `?wait=30s`."""
+    id = await make(http)
+    (claim,) = await engine.claims.claim(WorkerIdentity("w", "w1"))
+    ends = ("", "/state", "/result")
+    waiting = [
+        asyncio.ensure_future(http.get(f"/v1/executions/{id}{end}?wait=30s")) for end in ends
+    ]
+    done, _ = await asyncio.wait(waiting, timeout=0.05)
+    assert not done
+    await engine.attempts.complete(claim, b"ready")
+    info, state, result = await asyncio.gather(*waiting)
+    assert info.json()["public_state"] == "completed"
+    assert state.json() == "completed"
+    assert result.content == b"ready"
+
+
+async def test_a_wait_ends_without_an_end(http: httpx.AsyncClient) -> None:
+    id = await make(http)
+    assert (await http.get(f"/v1/executions/{id}/state?wait=1ms")).json() == "waiting"
+    assert (await http.get(f"/v1/executions/{id}?wait=1ms")).json()["public_state"] == "waiting"
+    assert (await http.get(f"/v1/executions/{id}/result?wait=1ms")).status_code == 404
+    for end in ("", "/state", "/result"):
+        assert (await http.get(f"/v1/executions/{id}{end}?wait=31s")).status_code == 400
+        assert (await http.get(f"/v1/executions/{id}{end}?wait=long")).status_code == 400
+        unknown = await http.get(f"/v1/executions/{NOBODY}{end}?wait=30s")
+        assert unknown.status_code == 404
 
 
 async def test_wait_answers_with_the_result(http: httpx.AsyncClient, engine: Engine) -> None:

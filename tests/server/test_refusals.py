@@ -106,6 +106,11 @@ def test_the_table(
         (errors.InvalidGraph("why"), "invalid_dependency: why"),
         (errors.StaleRevision("why"), "contention: StaleGraphRevision: why"),
         (errors.LeaseConflict(), "contention: LeaseConflict"),
+        (errors.UseClaimResumed("why"), "contention: UseClaimResumedExecution: why"),
+        (errors.NotResumed(), "contention: NotAResumedExecution"),
+        (errors.Locked("why"), "contention: Locked: why"),
+        (INACTIVE, "contention: ExecutionNotActive: phase terminal, outcome success, epoch 3"),
+        (errors.RetryExhausted(), "contention: RetryExhausted"),
         (errors.CycleDetected("why"), "cycle_detected: why"),
     ],
 )

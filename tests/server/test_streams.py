@@ -11,6 +11,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.server.context import ServerContext
 from flowfabric.store.clock import ManualClock
+from tests.kit.http import EXECUTION
 from tests.kit.lab import Lab
 from tests.server.listening import Events, listening
 
@@ -90,6 +91,10 @@ async def test_a_tail_waits_for_the_next_frame(http: httpx.AsyncClient, lab: Lab
         "/tail?block_ms=30001",
         "/tail?block_ms=-1",
         "/tail?limit=1001",
+        "?limit=5.0",
+        "/tail?limit=5.0",
+        "/tail?block_ms=5.0",
+        "/tail?block_ms=1e3",
     ],
 )
 async def test_bad_cursors_and_limits_are_400(
@@ -117,9 +122,70 @@ async def test_an_attempt_that_cannot_exist_is_empty(http: httpx.AsyncClient, la
             assert (await http.get(each)).json() == {"frames": [], "count": 0}
 
 
-async def test_an_unknown_execution_is_404(http: httpx.AsyncClient) -> None:
-    for rest in ("attempts/0/stream", "attempts/0/stream/tail", "stream", "attempts/0/summary"):
-        assert (await http.get(f"/v1/executions/{UNKNOWN}/{rest}")).status_code == 404
+async def test_the_stream_of_an_unknown_execution_is_empty(http: httpx.AsyncClient) -> None:
+    """server-sdk.md 1.7: even an unknown execution id answers 200 empty."""
+    for rest in ("", "/tail", "/tail?block_ms=1"):
+        reply = await http.get(f"/v1/executions/{UNKNOWN}/attempts/0/stream{rest}")
+        assert (reply.status_code, reply.json()) == (200, {"frames": [], "count": 0})
+
+
+async def test_an_attempt_that_never_was_is_empty(http: httpx.AsyncClient, lab: Lab) -> None:
+    claim = await lab.running()
+    await lab.complete(claim)
+    reply = await http.get(f"/v1/executions/{claim.id}/attempts/7/stream")
+    assert (reply.status_code, reply.json()) == (200, {"frames": [], "count": 0})
+
+
+async def test_a_tail_sees_an_execution_that_is_created_while_it_waits(
+    http: httpx.AsyncClient, lab: Lab
+) -> None:
+    tail = http.get(f"/v1/executions/{UNKNOWN}/attempts/0/stream/tail?block_ms=200")
+    waiting = asyncio.ensure_future(tail)
+    await asyncio.sleep(0)
+    body = {**EXECUTION, "execution_id": UNKNOWN}
+    assert (await http.post("/v1/executions", json=body)).status_code == 201
+    await append(lab, await lab.claim_one(), b"first")
+    frames = (await waiting).json()["frames"]
+    assert [frame["fields"]["payload"] for frame in frames] == ["first"]
+
+
+async def test_a_summary_or_events_of_an_unknown_execution_are_404(
+    http: httpx.AsyncClient,
+) -> None:
+    bare = UNKNOWN.rpartition(":")[2]
+    for id in (UNKNOWN, bare):
+        for rest in ("stream", "attempts/0/summary", "summary"):
+            reply = await http.get(f"/v1/executions/{id}/{rest}")
+            assert reply.status_code == 404
+            assert reply.json()["error"] == f"execution not found: {id}"
+
+
+async def test_every_form_of_an_id_names_a_stream(http: httpx.AsyncClient, lab: Lab) -> None:
+    """server-sdk.md 1.2"""
+    claim = await lab.running()
+    await append(lab, claim, b"x")
+    uuid = claim.id.uuid
+    for text in (f"{{fp:{claim.id.partition_index}}}:{uuid}", f"{uuid}", uuid.hex, uuid.urn):
+        reply = await http.get(f"/v1/executions/{text}/attempts/0/stream")
+        assert reply.json()["count"] == 1
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "attempt=-1",
+        "attempt=4294967296",
+        "after=nonsense",
+        "after=0:start",
+        "after=9:1-1&attempt=0",
+    ],
+)
+async def test_a_place_that_no_stream_has_is_400(
+    http: httpx.AsyncClient, lab: Lab, query: str
+) -> None:
+    claim = await lab.running()
+    reply = await http.get(f"/v1/executions/{claim.id}/stream?{query}")
+    assert reply.status_code == 400
 
 
 async def test_readers_beyond_the_pool_get_429(
@@ -132,6 +198,16 @@ async def test_readers_beyond_the_pool_get_429(
     assert (reply.json()["kind"], reply.json()["retryable"]) == ("resource_exhausted", True)
     context.draining.set()
     assert (await http.get(path(claim))).status_code == 503
+
+
+async def test_the_summary_of_the_newest_attempt(http: httpx.AsyncClient, lab: Lab) -> None:
+    """server-sdk.md 1.8"""
+    claim = await lab.running()
+    url = f"/v1/executions/{claim.id}/summary"
+    missing = await http.get(url)
+    assert (missing.status_code, missing.json()["error"]) == (404, "not found: stream")
+    await append(lab, claim, b'{"done": 1}', mode=StreamMode.SUMMARY)
+    assert (await http.get(url)).json()["document"] == {"done": 1}
 
 
 async def test_the_summary_is_merged(http: httpx.AsyncClient, lab: Lab) -> None:

@@ -17,7 +17,7 @@ from flowfabric.cli.errors import CommandError, ExitCode
 from flowfabric.cli.working import new_event_loop, start_log
 from flowfabric.core.base.redact import redact
 from flowfabric.fabric import URL_VARIABLE, Fabric
-from flowfabric.server.options import LogFormat, ServerOptions, read_options
+from flowfabric.server.options import LogFormat, ServerOptions, read_options, unread_variables
 from flowfabric.server.processes import SOCKET_VARIABLE, ServerProcesses, bind, inherited_socket
 from flowfabric.worker.run.loop import Worker
 from flowfabric.worker.run.options import WorkerSettings
@@ -117,6 +117,9 @@ def server(  # noqa: PLR0913 - the options are the interface
     )
     listening = inherited_socket(os.environ) or bind(options.listen)
     start_log("info", as_json=options.log is LogFormat.JSON)
+    if SOCKET_VARIABLE not in os.environ:  # once for all processes
+        for line in unread_variables(os.environ):
+            log.warning(line)
     if options.processes > 1 and SOCKET_VARIABLE not in os.environ:
         ServerProcesses(sys.argv[1:], listening, options.processes).run()
         return

@@ -29,7 +29,7 @@ DECIDE_BODY = 256 * 1024
 APPROVER = "approver"
 
 
-class WaitpointLink(Struct, kw_only=True):
+class WaitpointLink(Struct, kw_only=True, forbid_unknown_fields=True):
     """The three parts of a link."""
 
     execution_id: str
@@ -51,7 +51,7 @@ class DecisionAnswer(Struct):
     effect: str
 
 
-class LinkOptions(Struct):
+class LinkOptions(Struct, forbid_unknown_fields=True):
     """Whom the link is for, what it may decide, and until when."""
 
     approver: str | None = None

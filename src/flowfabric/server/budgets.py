@@ -12,17 +12,19 @@ from litestar.params import FromPath, JSONBody
 from msgspec import Struct
 
 from flowfabric.core.base.errors import Invalid
-from flowfabric.core.base.time import Millis
+from flowfabric.core.base.time import MAX_SPAN, Millis
 from flowfabric.core.limit.budget import Budget, Limit, OnHard, OnSoft
 from flowfabric.core.limit.spend import AlreadyApplied, Created, HardBreach, SoftBreach
 from flowfabric.server.access import caller_of, check_everywhere, needs
 from flowfabric.server.context import engine_of
 from flowfabric.server.errors import BODIES, CHANGES, READS
 from flowfabric.server.wire import (
+    MAX_WHOLE,
     U64,
     Now,
     Tagged,
     UuidText,
+    fit,
     optional_uuid,
     read_uuid_text,
     respond,
@@ -83,13 +85,12 @@ def _budget(data: CreateBudget, id: str) -> Budget:
         raise Invalid("dimensions, hard_limits and soft_limits must have the same length")
     if len(set(data.dimensions)) != len(data.dimensions):
         raise Invalid("a dimension is named twice")
-    rows = zip(data.dimensions, data.hard_limits, data.soft_limits, strict=True)
     return Budget(
         name=id,
-        limits={name: Limit(hard=hard or None, soft=soft or None) for name, hard, soft in rows},
+        limits=_limits(data),
         on_hard=_on_hard(data),
         on_soft=OnSoft.APPROVE if data.on_soft_limit == OnSoft.APPROVE else OnSoft.WARN,
-        every=Millis(data.reset_interval_ms) if data.reset_interval_ms else None,
+        every=Millis(fit(data.reset_interval_ms, "reset_interval_ms", MAX_SPAN)) or None,
         labels={
             "scope_type": data.scope_type,
             "scope_id": data.scope_id,
@@ -98,6 +99,17 @@ def _budget(data: CreateBudget, id: str) -> Budget:
             "on_soft_limit": data.on_soft_limit,
         },
     )
+
+
+def _limits(data: CreateBudget) -> dict[str, Limit]:
+    """The limits by dimension. A soft limit above the hard one is never exceeded: it counts like
+    one at the hard one."""
+    found = {}
+    for name, hard, soft in zip(data.dimensions, data.hard_limits, data.soft_limits, strict=True):
+        most = fit(hard, "hard_limits") or None
+        warned = fit(soft, "soft_limits", most or MAX_WHOLE) or None
+        found[name] = Limit(hard=most, soft=warned)
+    return found
 
 
 def _on_hard(data: CreateBudget) -> OnHard:
@@ -209,7 +221,8 @@ async def report_usage(
     if not data.dimensions:
         await engine.budgets.get(name)
         return respond("Ok")
-    answer = await engine.budgets.spend(name, data.dimensions, key=data.dedup_key or None)
+    amounts = {each: fit(amount, "dimensions") for each, amount in data.dimensions.items()}
+    answer = await engine.budgets.spend(name, amounts, key=data.dedup_key or None)
     match answer:
         case AlreadyApplied():
             return respond("AlreadyApplied")

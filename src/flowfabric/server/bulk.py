@@ -31,7 +31,7 @@ IDS_BODY = 1 << 20
 Act = Callable[[ExecutionId], Awaitable[object]]
 
 
-class CreateMany(Struct):
+class CreateMany(Struct, forbid_unknown_fields=True):
     executions: list[CreateExecution]
 
 
@@ -47,12 +47,12 @@ class CreateManyAnswer(Struct):
     results: list[CreateResult]
 
 
-class CancelMany(Struct, kw_only=True):
+class CancelMany(Struct, kw_only=True, forbid_unknown_fields=True):
     execution_ids: list[str]
     reason: str
 
 
-class ReplayMany(Struct):
+class ReplayMany(Struct, forbid_unknown_fields=True):
     execution_ids: list[str]
 
 

@@ -17,7 +17,7 @@ from flowfabric.server.parameters import find_run
 from flowfabric.server.wire import read_uuid_text, respond
 
 
-class OwnDecision(Struct, kw_only=True):
+class OwnDecision(Struct, kw_only=True, forbid_unknown_fields=True):
     """`decision` is `approved`, `rejected`, or another that the waitpoint accepts; `about_digest`
     is that of what was shown. The approver is the caller."""
 
@@ -26,7 +26,7 @@ class OwnDecision(Struct, kw_only=True):
     about_digest: str | None = None
 
 
-class SentSignal(Struct, kw_only=True):
+class SentSignal(Struct, kw_only=True, forbid_unknown_fields=True):
     """A message to what waits for `name` in the execution, now or later; the payload is any JSON
     value, or left out."""
 

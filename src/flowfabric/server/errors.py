@@ -18,7 +18,7 @@ from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.base.ids import ANYWHERE, ExecutionId
 from flowfabric.server.access import anonymous
 from flowfabric.server.asgi import REQUEST_ID
-from flowfabric.server.wire import BodyError, encode
+from flowfabric.server.wire import BodyError, encode, read_id
 
 log = logging.getLogger("flowfabric.server")
 
@@ -117,20 +117,8 @@ the original that have a kind of their own. All other states are `state_conflict
 _CODES: dict[str, str] = {"invalid_graph": "invalid_dependency"}
 """Codes that the original spells otherwise."""
 
-VARIANTS: dict[str, str] = {
-    "use_claim_resumed_execution": "UseClaimResumedExecution",
-    "not_a_resumed_execution": "NotAResumedExecution",
-    "execution_not_leaseable": "ExecutionNotLeaseable",
-    "lease_conflict": "LeaseConflict",
-    "invalid_claim_grant": "InvalidClaimGrant",
-    "claim_grant_expired": "ClaimGrantExpired",
-    "stale_graph_revision": "StaleGraphRevision",
-    "execution_not_eligible": "ExecutionNotEligible",
-    "execution_not_active": "ExecutionNotActive",
-    "already_ended": "ExecutionNotActive",
-    "retry_exhausted": "RetryExhausted",
-}
-"""The words of the original for contention, shown in `error`."""
+VARIANTS: dict[str, str] = {"already_ended": "ExecutionNotActive"}
+"""Words of the original for contention, shown in `error`, where they are not those of the code."""
 
 ENTITIES = {"quota": "quota_policy"}
 """Words of the original for what was not found."""
@@ -167,9 +155,13 @@ def _text(error: FlowFabricError, code: str, kind: str | None) -> str:
         return "missing or invalid Authorization header"
     if isinstance(error, errors.InvalidId):
         return f"invalid id: {error.detail}"
-    if error.code in VARIANTS and kind in ("contention", "retry_exhausted"):
-        return f"contention: {VARIANTS[error.code]}{detail}"
+    if kind in ("contention", "retry_exhausted"):
+        return f"contention: {VARIANTS.get(error.code, _camel(error.code))}{detail}"
     return f"{code}{detail}"
+
+
+def _camel(code: str) -> str:
+    return "".join(word.capitalize() for word in code.split("_"))
 
 
 def _missing(error: errors.NotFound) -> str:
@@ -201,7 +193,7 @@ def _details(error: FlowFabricError) -> dict[str, Any]:
     return {
         name: _shown(value) if isinstance(value, ExecutionId) else to_builtins(value, enc_hook=str)
         for name, value in members.items()
-        if value is not None
+        if value is not None and value != ""
     }
 
 
@@ -216,11 +208,14 @@ def on_engine_error(request: Request[Any, Any, Any], error: FlowFabricError) -> 
 
 
 def _named(request: Request[Any, Any, Any], error: FlowFabricError) -> FlowFabricError:
-    """The same error; an execution that was not found gets the id of the path."""
-    if not isinstance(error, errors.NotFound) or error.entity != "execution" or error.key:
+    """The same error; an execution that was not found gets the id of the path, as it was given."""
+    if not isinstance(error, errors.NotFound) or error.entity != "execution":
         return error
-    of_path = request.scope.get("path_template", "").startswith("/v1/executions/{id}")
-    return errors.NotFound("execution", request.path_params["id"]) if of_path else error
+    if not request.scope.get("path_template", "").startswith("/v1/executions/{id}"):
+        return error
+    given = request.path_params["id"]
+    other = isinstance(error.key, ExecutionId) and error.key.uuid != read_id(given).uuid
+    return error if other else errors.NotFound("execution", given)
 
 
 def error_headers(error: FlowFabricError) -> dict[str, str]:

@@ -56,7 +56,7 @@ class EventList(Struct, omit_defaults=True):
     gap: GapView | UnsetType = UNSET
 
 
-class NewSubscription(Struct, kw_only=True):
+class NewSubscription(Struct, kw_only=True, forbid_unknown_fields=True):
     """What a durable subscription is about. It begins after `after`, or with the next event."""
 
     namespace: str | None = None
@@ -65,7 +65,7 @@ class NewSubscription(Struct, kw_only=True):
     after: str | None = None
 
 
-class Acknowledge(Struct):
+class Acknowledge(Struct, forbid_unknown_fields=True):
     cursor: str
 
 

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from litestar import Request, Response, get, post, put
-from litestar.exceptions import ValidationException
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from msgspec import UNSET, Struct, UnsetType
@@ -24,7 +23,7 @@ from flowfabric.core.base.text import check_lane, check_worker
 from flowfabric.core.execution.grant import Granted, NotReclaimable
 from flowfabric.core.execution.granted import GrantNotes
 from flowfabric.core.execution.lease import Owner, Revoked
-from flowfabric.core.execution.model import WorkerIdentity, clamp_priority
+from flowfabric.core.execution.model import Source, WorkerIdentity, clamp_priority
 from flowfabric.core.execution.status import PublicState, Vector
 from flowfabric.core.execution.submission import Duplicate, Submission, Submitted
 from flowfabric.engine.engine import Engine
@@ -32,6 +31,8 @@ from flowfabric.engine.execution.views import Info
 from flowfabric.server.access import caller_of, check_namespace, check_run, needs
 from flowfabric.server.context import engine_of
 from flowfabric.server.errors import BODIES, CHANGES, READS
+from flowfabric.server.parameters import Wait, check_digits, refused_parameter, until_ended
+from flowfabric.server.policies import read_policy
 from flowfabric.server.wire import (
     I32,
     OCTETS,
@@ -45,6 +46,7 @@ from flowfabric.server.wire import (
     RunText,
     Tagged,
     UuidText,
+    fit,
     optional_uuid,
     read_bytes,
     read_id,
@@ -56,19 +58,6 @@ from flowfabric.server.wire import (
 CREATE_BODY = 1 << 20
 MAX_GRANT_TTL = 60_000
 CLAMPED = "FlowFabric-Priority-Clamped"
-
-_OPTIONAL_POLICIES = frozenset(
-    {
-        "delay_until",
-        "retry_policy",
-        "timeout_policy",
-        "suspension_policy",
-        "fallback_policy",
-        "routing_requirements",
-        "dedup_window_ms",
-        "stream_policy",
-    }
-)
 
 RunPath = FromPath[RunText]
 
@@ -169,25 +158,13 @@ def read_submission(caller: Identity, data: CreateExecution) -> Submission:
         priority=data.priority,
         key=data.idempotency_key,
         tags=data.tags,
-        policy=_policy(data.policy),
+        policy=read_policy(data.policy),
         delay_until=read_moment(data.delay_until),
         deadline_at=read_moment(data.execution_deadline_at),
         creator=data.creator_identity or None,
         encoding=data.payload_encoding,
         flow=None if partition == lane_partition(lane) else home_of(partition),
     )
-
-
-def _policy(given: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The policy without optional members that are null: the wire takes null for absent, the
-    engine does not."""
-    if given is None:
-        return None
-    return {
-        name: value
-        for name, value in given.items()
-        if value is not None or name not in _OPTIONAL_POLICIES
-    }
 
 
 def _partition(lane: str, id: ExecutionId | None, flow: UUID | None) -> int:
@@ -233,23 +210,11 @@ async def list_executions(
     try:
         after = None if cursor is None else read_id(cursor).uuid
     except InvalidId as error:
-        raise _refused_parameter("cursor", error.detail) from None
+        raise refused_parameter("cursor", error.detail) from None
     page = await engine_of(request).views.partition(
         partition, after=after, limit=limit, sees=caller.sees if not caller.sees_all else None
     )
     return respond(ExecutionIds([str(id) for id in page.ids], page.cursor))
-
-
-def check_digits(request: Request[Any, Any, Any], *names: str) -> None:
-    """Refuses `5.0` and `1e3` for a whole number, which Litestar would read."""
-    for name in names:
-        text = request.query_params.get(name)
-        if text is not None and not (text.isascii() and text.isdigit()):
-            raise _refused_parameter(name, "must be a whole number")
-
-
-def _refused_parameter(name: str, message: str) -> ValidationException:
-    return ValidationException(extra=[{"key": name, "message": message}])
 
 
 class StateVector(Struct):
@@ -282,14 +247,17 @@ class ExecutionInfo(Struct, kw_only=True):
 
 @get(
     "/v1/executions/{id:str}",
-    opt=needs("read"),
+    opt=needs("read", waits=True),
     operation_id="get_execution",
     tags=["executions"],
     responses=READS,
 )
-async def get_execution(request: Request[Any, Any, Any], id: RunPath) -> Response[ExecutionInfo]:
-    """What is known of an execution, without payload and result."""
+async def get_execution(
+    request: Request[Any, Any, Any], id: RunPath, wait: Wait = None
+) -> Response[ExecutionInfo]:
+    """What is known of an execution, without payload and result; with `wait` when it has ended."""
     key, engine = await own_run(request, id)
+    await until_ended(request, id, wait)
     info = await engine.views.info(key)
     if info is None:
         raise NotFound("execution", id)
@@ -329,14 +297,18 @@ def _vector(vector: Vector) -> StateVector:
 
 @get(
     "/v1/executions/{id:str}/state",
-    opt=needs("read"),
+    opt=needs("read", waits=True),
     operation_id="get_execution_state",
     tags=["executions"],
     responses=READS,
 )
-async def execution_state(request: Request[Any, Any, Any], id: RunPath) -> Response[PublicState]:
-    """The public state, as one JSON string."""
+async def execution_state(
+    request: Request[Any, Any, Any], id: RunPath, wait: Wait = None
+) -> Response[PublicState]:
+    """The public state, as one JSON string; with `wait` when it has ended, or by then."""
     key, engine = await own_run(request, id)
+    if wait is not None:
+        await until_ended(request, id, wait)
     state = await engine.views.state(key)
     if state is None:
         raise NotFound("execution", id)
@@ -350,7 +322,7 @@ class Base64Result(Struct):
 
 @get(
     "/v1/executions/{id:str}/result",
-    opt=needs("read"),
+    opt=needs("read", waits=True),
     operation_id="get_execution_result",
     tags=["executions"],
     media_type=OCTETS,
@@ -362,13 +334,16 @@ async def execution_result(
     encoding: Annotated[
         str | None, QueryParameter(description="`base64` answers the bytes as JSON instead")
     ] = None,
+    wait: Wait = None,
 ) -> Response[bytes]:
-    """The exact bytes of the result. 404 if there is none, or none yet."""
+    """The exact bytes of the result. 404 if there is none, or none yet: `wait` waits for it."""
     if encoding not in (None, "raw", "base64"):
         raise Invalid("encoding is raw or base64")
     key, engine = read_id(id), engine_of(request)
     caller = caller_of(request)
     sees = caller.sees_all or caller.sees(await engine.views.namespace(key) or "")
+    if sees:
+        await until_ended(request, id, wait)
     result = await engine.views.result(key) if sees else None
     if result is None:
         raise NotFound("execution result", id)
@@ -382,7 +357,7 @@ async def execution_result(
 
 class CancelExecution(Struct, kw_only=True):
     """`source` is operator_override, lease_holder, flow_cascade, system_timeout or another word. A
-    lease holder gives the three members of its lease."""
+    lease holder gives the three members of its lease; an operator's are ignored."""
 
     reason: str
     execution_id: RunText | None = None
@@ -419,18 +394,23 @@ async def cancel_execution(
     """Ends an execution as cancelled, in any state. Cancelling twice is one cancel."""
     same_id(read_id(id), data.execution_id)
     key, engine = await own_run(request, id)
-    owner = Owner(
-        lease_id=optional_uuid(data.lease_id, "lease_id"),
-        epoch=data.lease_epoch,
-        attempt_id=optional_uuid(data.attempt_id, "attempt_id"),
-        source=data.source,
-    )
-    answer = await engine.executions.cancel(key, reason=data.reason, owner=owner)
+    answer = await engine.executions.cancel(key, reason=data.reason, owner=_canceller(data))
     cancelled = CancelledExecution(str(answer.id), PublicState.CANCELLED)
     if answer.until is not None:
         state = await engine.views.state(key) or PublicState.CANCELLED
         cancelled = CancelledExecution(str(answer.id), state, answer.until)
     return respond(CancelRunAnswer(Cancelled=cancelled))
+
+
+def _canceller(data: CancelExecution) -> Owner:
+    """Who cancels. An operator's cancel does not depend on a lease, so it may name any."""
+    lease = Owner(
+        lease_id=optional_uuid(data.lease_id, "lease_id"),
+        epoch=None if data.lease_epoch is None else fit(data.lease_epoch, "lease_epoch"),
+        attempt_id=optional_uuid(data.attempt_id, "attempt_id"),
+        source=data.source,
+    )
+    return Owner(source=data.source) if data.source == Source.OPERATOR else lease
 
 
 class ChangePriority(Struct):
@@ -602,7 +582,7 @@ def grantee(worker: str, instance: str) -> WorkerIdentity:
 
 
 def check_grant_ttl(ttl: int) -> int:
-    if not 1 <= ttl <= MAX_GRANT_TTL:
+    if not 1 <= fit(ttl, "grant_ttl_ms") <= MAX_GRANT_TTL:
         raise Invalid(f"grant_ttl_ms must be 1 to {MAX_GRANT_TTL}")
     return ttl
 

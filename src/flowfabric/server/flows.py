@@ -18,7 +18,7 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.core.base.ids import ANYWHERE, ExecutionId
 from flowfabric.core.flow.grow import Added, Applied
-from flowfabric.core.flow.join import Edge
+from flowfabric.core.flow.join import Edge, On
 from flowfabric.core.flow.model import CancelPolicy, Flow
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.flow.flows import FlowCreated
@@ -37,6 +37,7 @@ from flowfabric.server.wire import (
     RunText,
     Tagged,
     UuidText,
+    fit,
     optional_uuid,
     read_id,
     read_uuid_text,
@@ -168,7 +169,8 @@ async def add_member(
 
 
 class StageEdge(Struct, kw_only=True):
-    """`data_passing_ref` names what the downstream gets the result of the upstream as."""
+    """`dependency_kind` is success_only (on_success), on_failure or on_any_end. `data_passing_ref`
+    names what the downstream gets the result of the upstream as."""
 
     upstream_execution_id: RunText
     downstream_execution_id: RunText
@@ -200,16 +202,17 @@ async def stage_edge(
     request: Request[Any, Any, Any], id: FlowPath, data: JSONBody[StageEdge]
 ) -> Response[StageAnswer]:
     """Adds an edge if the graph has the expected revision; the downstream waits from then on."""
+    revision = fit(data.expected_graph_revision, "expected_graph_revision")
     flow, engine = await own_flow(request, id, data.flow_id)
-    _check_dependency(data.dependency_kind)
     edge = Edge(
         id=optional_uuid(data.edge_id, "edge_id") or engine.suspensions.new_id(),
         flow=flow,
         upstream=read_id(data.upstream_execution_id).uuid,
         downstream=read_id(data.downstream_execution_id).uuid,
+        on=_dependency(data.dependency_kind),
         input=data.data_passing_ref or None,
     )
-    staged = await engine.flows.stage_only(edge, data.expected_graph_revision)
+    staged = await engine.flows.stage_only(edge, revision)
     return respond(StageAnswer(Staged=StagedEdge(str(staged.edge), staged.revision)), 201)
 
 
@@ -244,8 +247,8 @@ async def apply_edge(
     request: Request[Any, Any, Any], id: FlowPath, data: JSONBody[ApplyEdge]
 ) -> Response[ApplyAnswer | str]:
     """The second step of adding an edge: `Applied` once, then `"AlreadyApplied"`."""
+    fit(data.graph_revision, "graph_revision")
     flow, engine = await own_flow(request, id, data.flow_id)
-    _check_dependency(data.dependency_kind)
     edge = read_uuid_text(data.edge_id, "edge_id")
     await check_run(caller_of(request), engine, read_id(data.downstream_execution_id))
     await _check_edge(engine, flow, edge, data)
@@ -255,13 +258,19 @@ async def apply_edge(
     return respond("AlreadyApplied")
 
 
-def _check_dependency(kind: str) -> None:
-    if kind != SUCCESS_ONLY:
-        raise InvalidGraph(f"dependency_kind is {SUCCESS_ONLY}")
+_KINDS = {SUCCESS_ONLY: On.SUCCESS, **{str(on): on for on in On}}
+
+
+def _dependency(kind: str) -> On:
+    """Which ending of the upstream a kind of dependency asks for."""
+    if kind not in _KINDS:
+        raise InvalidGraph(f"dependency_kind is one of {', '.join(_KINDS)}")
+    return _KINDS[kind]
 
 
 async def _check_edge(engine: Engine, flow: UUID, edge: UUID, data: ApplyEdge) -> None:
-    """Whether the downstream is there, and the edge was staged between these two."""
+    """Whether the downstream is there, and the edge was staged like this between these two."""
+    kind = _dependency(data.dependency_kind)
     if await engine.flow_views.get(flow) is None:
         raise NotFound("flow", flow)
     upstream, downstream = (
@@ -278,6 +287,8 @@ async def _check_edge(engine: Engine, flow: UUID, edge: UUID, data: ApplyEdge) -
         raise InvalidGraph("edge_not_found: stage the edge first")
     if (staged.upstream, staged.downstream) != (upstream.uuid, downstream.uuid):
         raise InvalidGraph("the edge was staged between other executions")
+    if staged.on is not kind:
+        raise InvalidGraph(f"the edge was staged as {staged.on}")
 
 
 # -- cancel

@@ -14,13 +14,13 @@ from flowfabric.server.parameters import Cursor, Namespace, PageLimit, visible_n
 from flowfabric.server.wire import U32, respond
 
 
-class LaneChange(Struct):
+class LaneChange(Struct, forbid_unknown_fields=True):
     """Why the lane is changed, for those who find it so."""
 
     reason: str = ""
 
 
-class LaneSettings(Struct):
+class LaneSettings(Struct, forbid_unknown_fields=True):
     """`concurrency` 0 means any number."""
 
     weight: U32 | None = None

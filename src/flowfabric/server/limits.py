@@ -3,7 +3,8 @@
 The size is checked from `Content-Length` before the handler runs, and again while the body
 arrives. A handler that reads no body has its body read and dropped, so that the limit holds there
 as well. Handlers set their own with `opt=needs(…, body=1 << 20)`; a handler that waits on purpose
-sets `long=True`, and only its body has the deadline then. A compressed body is refused: its size
+sets `long=True` (or `waits=True`, if it does so only when asked by `?wait=`), and only its body has
+the deadline then. A compressed body is refused: its size
 would say nothing about what it unpacks to.
 """
 
@@ -38,12 +39,17 @@ class RequestLimits:
         async with asyncio.timeout(seconds) as deadline:
             if has_body:
                 receive = await _limited(scope, receive, handler)
-            if handler.opt.get("long"):
+            if handler.opt.get("long") or _waits(scope, handler):
                 # Only what the handler does may take longer, not what it is sent.
                 deadline.reschedule(None)
                 if has_body:
                     receive = _timely(receive, asyncio.get_running_loop().time() + seconds)
             await self._app(scope, receive, send)
+
+
+def _waits(scope: Any, handler: Any) -> bool:
+    """Whether a request for what is there now asks to wait for something first."""
+    return "waits" in handler.opt and b"wait=" in scope["query_string"]
 
 
 async def _limited(scope: Any, receive: Receive, handler: Any) -> Receive:

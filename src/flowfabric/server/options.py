@@ -22,6 +22,20 @@ from flowfabric.server.cors import CorsPolicy, parse_origins
 T = TypeVar("T")
 
 VARIABLE = "FLOWFABRIC_"
+_ORIGINAL = {
+    "FF_API_TOKEN": "TOKEN",
+    "FF_BACKEND": "URL",
+    "FF_CORS_ORIGINS": "CORS_ORIGINS",
+    "FF_LISTEN_ADDR": "LISTEN",
+    "FF_MAX_CONCURRENT_STREAM_OPS": "MAX_STREAM_READERS",
+    "FF_MAX_CONCURRENT_TAIL": "MAX_STREAM_READERS",
+    "FF_POSTGRES_URL": "URL",
+    "FF_SQLITE_PATH": "URL",
+    "FF_WAITPOINT_HMAC_GRACE_MS": "WAITPOINT_GRACE",
+    "FF_WAITPOINT_HMAC_SECRET": "WAITPOINT_SECRET",
+}
+"""Variables of the original's server, and the endings of ours that say the same."""
+
 LEAST_TOKEN = 16
 MOST_TOKEN = 1024
 MAX_PROCESSES = 256
@@ -150,6 +164,16 @@ def warnings_of(options: ServerOptions, *, any_token: bool) -> list[str]:
             "a proxy encrypts"
         )
     return found
+
+
+def unread_variables(environ: Mapping[str, str]) -> list[str]:
+    """What an operator should read in the log who has moved here from FlowFabric 0.15: its
+    variables have other names here, and none of them has an effect."""
+    return [
+        f"{name} is a variable of FlowFabric 0.15 and has no effect: set {VARIABLE}{ours}"
+        for name, ours in _ORIGINAL.items()
+        if name in environ
+    ]
 
 
 def parse_address(text: str) -> ListenAddress:

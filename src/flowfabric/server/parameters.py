@@ -1,18 +1,22 @@
 """What paths and queries name: executions, flows, pages, times to wait, tags."""
 
+import asyncio
+from contextlib import suppress
 from typing import Annotated, Any
 from uuid import UUID
 
 from litestar import Request
+from litestar.exceptions import ValidationException
 from litestar.params import QueryParameter
 
 from flowfabric.core.access.token import Identity
-from flowfabric.core.base.errors import Invalid
-from flowfabric.core.base.ids import ExecutionId, parse_run_id
+from flowfabric.core.base.errors import Invalid, NotFound
+from flowfabric.core.base.ids import ANYWHERE, ExecutionId
 from flowfabric.core.base.time import parse_span
 from flowfabric.server.access import caller_of, check_flow, check_namespace, check_run
 from flowfabric.server.context import engine_of
-from flowfabric.server.wire import read_uuid_text
+from flowfabric.server.long_polls import while_wanted
+from flowfabric.server.wire import MAX_U64, read_id, read_uuid_text
 
 MAX_WAIT = 30.0
 MAX_PAGE = 1000
@@ -29,13 +33,11 @@ Tag = Annotated[str | None, QueryParameter(description="Only with this tag: key=
 async def find_run(request: Request[Any, Any, Any], text: str) -> ExecutionId:
     """The execution that a path names, tagged or by its uuid alone, if the caller sees it. One that
     it does not see is refused by the id as it was given: the partition would say that it exists."""
-    caller, engine = caller_of(request), engine_of(request)
-    parsed = parse_run_id(text)
-    if isinstance(parsed, ExecutionId):
-        await check_run(caller, engine, parsed)
-        return parsed
-    await check_run(caller, engine, ExecutionId.anywhere(parsed))
-    (found,) = await engine.views.locate([parsed])
+    id, engine = read_id(text), engine_of(request)
+    await check_run(caller_of(request), engine, id)
+    if id.partition_index != ANYWHERE:
+        return id
+    (found,) = await engine.views.locate([id.uuid])
     return found
 
 
@@ -44,6 +46,19 @@ async def find_flow(request: Request[Any, Any, Any], text: str) -> UUID:
     id = read_uuid_text(text, "flow")
     await check_flow(caller_of(request), engine_of(request), id)
     return id
+
+
+def check_digits(request: Request[Any, Any, Any], *names: str) -> None:
+    """Refuses `5.0` and `1e3` for a whole number, which Litestar would read, and what has more
+    than 64 bits."""
+    for name in names:
+        text = request.query_params.get(name)
+        if text is not None and not (text.isascii() and text.isdigit() and int(text) <= MAX_U64):
+            raise refused_parameter(name, "must be a whole number of at most 64 bits")
+
+
+def refused_parameter(name: str, message: str) -> ValidationException:
+    return ValidationException(extra=[{"key": name, "message": message}])
 
 
 def visible_namespace(caller: Identity, asked: str | None) -> str | None:
@@ -67,6 +82,19 @@ def read_wait(text: str | None) -> float:
     if seconds > MAX_WAIT:
         raise Invalid("wait is at most 30s; repeat the request to wait longer")
     return seconds
+
+
+async def until_ended(request: Request[Any, Any, Any], id: str, wait: str | None) -> None:
+    """Returns when the execution has ended, when there is none, or when the time is over."""
+    seconds = read_wait(wait)
+    if not seconds:
+        return
+    views, key = engine_of(request).views, await find_run(request, id)
+    if await views.state(key) is None:
+        return
+    waiting, _ = await while_wanted(request, views.wait(key, seconds))
+    with suppress(TimeoutError, asyncio.CancelledError, NotFound):
+        waiting.result()
 
 
 def read_tag(text: str | None) -> tuple[str, str] | None:

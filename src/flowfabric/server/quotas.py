@@ -8,12 +8,12 @@ from litestar.params import JSONBody
 from msgspec import Struct
 
 from flowfabric.core.base.numbers import MAX_COUNT
-from flowfabric.core.base.time import Millis
+from flowfabric.core.base.time import MAX_SPAN, Millis
 from flowfabric.core.limit.quota import Quota, Rate
 from flowfabric.server.access import caller_of, check_everywhere, needs
 from flowfabric.server.context import engine_of
 from flowfabric.server.errors import BODIES
-from flowfabric.server.wire import U64, Now, Tagged, UuidText, optional_uuid, respond
+from flowfabric.server.wire import U64, Now, Tagged, UuidText, fit, optional_uuid, respond
 
 DEFAULT_WINDOW = 60
 """The window of a rate that names none, in seconds."""
@@ -60,10 +60,10 @@ async def create_quota(
 
 def _quota(data: CreateQuota, id: str) -> Quota:
     rate = None
-    if data.max_requests_per_window:
-        window = Millis((data.window_seconds or DEFAULT_WINDOW) * 1000)
-        rate = Rate(data.max_requests_per_window, window)
-    concurrency = data.max_concurrent or None
+    window = fit(data.window_seconds, "window_seconds", MAX_SPAN // 1000) or DEFAULT_WINDOW
+    if count := fit(data.max_requests_per_window, "max_requests_per_window", MAX_COUNT):
+        rate = Rate(count, Millis(window * 1000))
+    concurrency = fit(data.max_concurrent, "max_concurrent", MAX_COUNT) or None
     if rate is None and concurrency is None:
         concurrency = MAX_COUNT  # the engine knows no quota without a limit
     return Quota(name=id, concurrency=concurrency, rate=rate)

@@ -18,7 +18,7 @@ from flowfabric.server.parameters import MAX_PAGE, Cursor, PageLimit
 from flowfabric.server.wire import Bytes, read_bytes, respond
 
 
-class NewSchedule(Struct, kw_only=True):
+class NewSchedule(Struct, kw_only=True, forbid_unknown_fields=True):
     """Exactly one of `cron` and `every` ("10m") is given."""
 
     execution_kind: str

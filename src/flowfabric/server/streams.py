@@ -1,6 +1,7 @@
 """Output streams of attempts: range reads, long polls, server-sent events, summaries."""
 
-from collections.abc import AsyncGenerator, Iterator
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from flowfabric.core.base.errors import Invalid, NotFound, Overloaded, Unavailable
 from flowfabric.core.base.ids import ExecutionId
-from flowfabric.core.execution.frame import Visibility
+from flowfabric.core.execution.frame import Visibility, parse_after
 from flowfabric.core.execution.status import ENDED
 from flowfabric.engine.commit.observer import followed
 from flowfabric.engine.engine import Engine
@@ -20,7 +21,7 @@ from flowfabric.engine.execution.streams import FramePage
 from flowfabric.server.access import needs
 from flowfabric.server.context import ServerContext, context_of, engine_of
 from flowfabric.server.long_polls import while_wanted
-from flowfabric.server.parameters import find_run
+from flowfabric.server.parameters import check_digits, find_run
 from flowfabric.server.sse import ServerEvent, event_stream, last_event_id
 from flowfabric.server.wire import respond
 
@@ -53,6 +54,10 @@ class WireFrames(Struct, omit_defaults=True):
     gap: str | UnsetType = UNSET
 
 
+EMPTY = WireFrames([], 0)
+"""A stream that was never written to."""
+
+
 class WireSummary(Struct):
     """What the summary frames of an attempt add up to."""
 
@@ -73,13 +78,20 @@ async def read_stream(
     limit: FrameLimit = 100,
     visibility: Seen = Visibility.ALL,
 ) -> Response[WireFrames]:
-    """Frames from `from` to `to`, both included: `start`, `end`, `<ms>` or `<ms>-<seq>`."""
-    key = await find_run(request, id)
+    """Frames from `from` to `to`, both included: `start`, `end`, `<ms>` or `<ms>-<seq>`. What was
+    never written to, by whichever execution, is empty and open."""
+    check_digits(request, "limit")
+    read = partial(
+        engine_of(request).streams.read,
+        attempt=_index(index),
+        start=first,
+        end=to,
+        limit=limit,
+        visibility=visibility,
+    )
     with _reader(context_of(request)):
-        page = await engine_of(request).streams.read(
-            key, _index(index), start=first, end=to, limit=limit, visibility=visibility
-        )
-    return respond(_frames(page))
+        page = await _found(request, id, read)
+    return respond(EMPTY if page is None else _frames(page))
 
 
 @get("/v1/executions/{id:str}/attempts/{index:str}/stream/tail", opt=needs("read", long=True))
@@ -93,21 +105,47 @@ async def tail_stream(
     visibility: Seen = Visibility.ALL,
 ) -> Response[WireFrames]:
     """Waits up to `block_ms` for a frame after `after`; a closed stream says when and why."""
+    check_digits(request, "block_ms", "limit")
     if not 0 <= block_ms <= MAX_BLOCK:
         raise Invalid(f"block_ms is 0 to {MAX_BLOCK}")
-    key = await find_run(request, id)
     tail = partial(
         engine_of(request).streams.tail,
-        key,
-        _index(index),
+        attempt=_index(index),
         after=after,
         limit=limit,
         visibility=visibility,
     )
     with _reader(context_of(request)):
-        tailing, _ = await while_wanted(request, tail(block=block_ms / 1000))
-        page = await tail() if tailing.cancelled() else tailing.result()
-    return respond(_frames(page))
+        waiting = _found(request, id, partial(tail, block=block_ms / 1000), block_ms / 1000)
+        tailing, _ = await while_wanted(request, waiting)
+        page = await _found(request, id, tail) if tailing.cancelled() else tailing.result()
+    return respond(EMPTY if page is None else _frames(page))
+
+
+async def _found(
+    request: Request[Any, Any, Any],
+    id: str,
+    read: Callable[[ExecutionId], Awaitable[FramePage]],
+    block: float = 0.0,
+) -> FramePage | None:
+    """What can be read of an execution; None, after as long as a reader waits, if there is no such
+    stream: clients of the original may wait for an execution that is created later."""
+    try:
+        return await read(await find_run(request, id))
+    except NotFound:
+        if not block:
+            return None
+    await asyncio.sleep(block)
+    return await _found(request, id, read)
+
+
+@get("/v1/executions/{id:str}/summary", opt=needs("read"))
+async def latest_summary(
+    request: Request[Any, Any, Any], id: FromPath[str]
+) -> Response[WireSummary]:
+    """The rolling document of the newest attempt; 404 before its first summary frame."""
+    made = await engine_of(request).views.attempts_made(await find_run(request, id))
+    return await _summary(request, id, max(0, made - 1))
 
 
 @get("/v1/executions/{id:str}/attempts/{index:str}/summary", opt=needs("read"))
@@ -115,8 +153,12 @@ async def read_summary(
     request: Request[Any, Any, Any], id: FromPath[str], index: FromPath[str]
 ) -> Response[WireSummary]:
     """The rolling document; 404 before the first summary frame."""
+    return await _summary(request, id, _index(index))
+
+
+async def _summary(request: Request[Any, Any, Any], id: str, index: int) -> Response[WireSummary]:
     key = await find_run(request, id)
-    found = await engine_of(request).streams.summary(key, _index(index))
+    found = await engine_of(request).streams.summary(key, index)
     if found is None:
         raise NotFound("stream")
     return respond(
@@ -134,7 +176,7 @@ async def read_summary(
 async def follow_stream(
     request: Request[Any, Any, Any],
     id: FromPath[str],
-    attempt: FromQuery[int | None] = None,
+    attempt: Annotated[int | None, QueryParameter(ge=0, le=MAX_INDEX)] = None,
     after: FromQuery[str | None] = None,
     visibility: Seen = Visibility.ALL,
 ) -> Stream:
@@ -184,6 +226,7 @@ def _resume(given: str | None, attempt: int | None) -> tuple[int, str]:
     if given is None:
         return attempt or 0, "0-0"
     index, colon, cursor = given.rpartition(":")
+    parse_after(cursor)  # before the answer begins
     if not colon:
         return attempt or 0, cursor
     if not index.isdecimal() or len(index) > 9 or attempt not in (None, int(index)):
@@ -192,7 +235,7 @@ def _resume(given: str | None, attempt: int | None) -> tuple[int, str]:
 
 
 def _index(text: str) -> int:
-    if not text.isdecimal() or len(text) > 10 or int(text) >= 1 << 32:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 10 or int(text) >= 1 << 32:
         raise Invalid(f"{text[:80]!r} is no index of an attempt")
     return min(int(text), MAX_INDEX)
 
@@ -223,4 +266,4 @@ def _reader(context: ServerContext) -> Iterator[None]:
         context.stream_readers -= 1
 
 
-HANDLERS = [read_stream, tail_stream, read_summary, follow_stream]
+HANDLERS = [read_stream, tail_stream, latest_summary, read_summary, follow_stream]

@@ -9,14 +9,16 @@ from msgspec import UNSET, Struct, UnsetType
 
 from flowfabric.core.access.token import AccessScope
 from flowfabric.core.base.errors import MissingToken, NotFound
-from flowfabric.core.base.time import Millis
+from flowfabric.core.base.numbers import MAX_COUNT
+from flowfabric.core.base.time import MAX_SPAN, Millis
 from flowfabric.core.wait.model import Effect
 from flowfabric.core.wait.signal import DEDUP_TTL, Accepted, Delivery
 from flowfabric.core.wait.waitpoint import OpenWaitpoint
 from flowfabric.server.access import caller_of, check_run, known_caller, needs
 from flowfabric.server.context import engine_of
 from flowfabric.server.errors import BODIES, READS, answer_to
-from flowfabric.server.executions import RunPath, check_digits, own_run
+from flowfabric.server.executions import RunPath, own_run
+from flowfabric.server.parameters import check_digits
 from flowfabric.server.wire import (
     U64,
     Bytes,
@@ -25,6 +27,7 @@ from flowfabric.server.wire import (
     RunText,
     Tagged,
     UuidText,
+    fit,
     optional_uuid,
     read_bytes,
     read_id,
@@ -193,7 +196,9 @@ async def deliver_signal(
 
 
 def _delivery(data: DeliverSignal, fresh: UUID) -> Delivery:
-    ttl, delay = data.dedup_ttl_ms, data.resume_delay_ms
+    ttl = _fit(data.dedup_ttl_ms, "dedup_ttl_ms", MAX_SPAN)
+    delay = _fit(data.resume_delay_ms, "resume_delay_ms", MAX_SPAN)
+    _fit(data.signal_maxlen, "signal_maxlen", MAX_COUNT)
     return Delivery(
         id=optional_uuid(data.signal_id, "signal_id") or fresh,
         waitpoint=read_uuid_text(data.waitpoint_id, "waitpoint_id"),
@@ -209,8 +214,12 @@ def _delivery(data: DeliverSignal, fresh: UUID) -> Delivery:
         created_at=read_moment(data.created_at),
         dedup_ttl=DEDUP_TTL if ttl is None else Millis(ttl),
         delay=None if delay is None else Millis(delay),
-        max_signals=data.max_signals_per_execution,
+        max_signals=_fit(data.max_signals_per_execution, "max_signals_per_execution", MAX_COUNT),
     )
+
+
+def _fit(value: int | None, name: str, most: int) -> int | None:
+    return None if value is None else fit(value, name, most)
 
 
 HANDLERS = [pending_waitpoints, waitpoint_token, deliver_signal]

@@ -3,9 +3,11 @@
 A body is decoded strictly by `Body`: a wrong type is 422, broken JSON is 400, another content type
 is 415, and a key that stands twice is refused, because two parsers would disagree about it. A route
 with `opt=needs(…, octets="member")` also takes `application/octet-stream`: the body is that member,
-and the query has the others. Fields
-that a route does not know are ignored, as clients of the original expect, and named in the header
-`FlowFabric-Ignored-Fields`; with `Prefer: handling=strict` they are refused.
+and the query has the others.
+
+Fields that a route of the original does not know are ignored, as its clients expect, and named in
+the header `FlowFabric-Ignored-Fields`; with `Prefer: handling=strict` they are refused. All other
+routes refuse them (`forbid_unknown_fields`), so that a misspelled one is not lost.
 
 Answers use the tags of the original: `{"Created": {…}}` is a struct `CreateAnswer` whose only set
 member is `Created`.
@@ -56,7 +58,12 @@ Now = Annotated[Moment | None, Meta(description="Ignored: the store has the only
 I32 = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 U16 = Annotated[int, Meta(ge=0, lt=1 << 16)]
 U32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
-U64 = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+MAX_WHOLE = (1 << 63) - 1
+"""The largest number that every store can hold."""
+MAX_U64 = (1 << 64) - 1
+Whole = Annotated[int, Meta(ge=0, le=MAX_WHOLE)]
+U64 = Annotated[int, Meta(ge=0, description=f"up to {MAX_U64}")]
+"""A number as the original has it: `fit` makes one of the engine's from it."""
 
 
 class Tagged(Struct, omit_defaults=True, kw_only=True):
@@ -213,6 +220,15 @@ def read_bytes(value: Bytes | bytes, name: str) -> bytes:
         return b64decode(value.replace("-", "+").replace("_", "/"), validate=True)
     except (Base64Error, ValueError):
         raise Invalid(f"{name} is neither a list of bytes nor base64 text") from None
+
+
+def fit(value: int, name: str, most: int = MAX_WHOLE) -> int:
+    """A number of 64 bits without a sign as the engine can hold it: more than `most` is `most`,
+    because clients write the largest number where they mean no limit. One with more bits is of
+    another type."""
+    if value > MAX_U64:
+        refuse(422, f"Expected `int` <= {MAX_U64} - at `$.{name}`")
+    return min(value, most)
 
 
 def read_moment(value: int | None) -> Millis | None:

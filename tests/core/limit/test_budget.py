@@ -148,7 +148,7 @@ BAD = {
     "on hard": {"on_hard": "explode"},
     "on soft": {"on_soft": "explode"},
     "both times": {"every": 5000, "cron": "0 0 * * *"},
-    "too often": {"every": 999},
+    "too often": {"every": 0},
     "every kind": {"every": "hourly"},
     "every float": {"every": 5000.0},
     "every bool": {"every": True},

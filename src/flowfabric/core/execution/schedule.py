@@ -72,16 +72,21 @@ def check_schedule(schedule: Schedule) -> Schedule:
     check_text(schedule.name, "schedule name", limit=256)
     if not schedule.name:
         raise Invalid("a schedule needs a name")
-    if (schedule.cron is None) == (schedule.every is None):
-        raise Invalid("a schedule needs either a cron expression or an interval")
     if schedule.every is not None and schedule.every < SHORTEST:
         raise Invalid(f"the interval of a schedule must be at least {SHORTEST} ms")
+    check_times(schedule)
+    return schedule
+
+
+def check_times(schedule: Schedule) -> None:
+    """Whether there is a next time, by a cron expression or by an interval."""
+    if (schedule.cron is None) == (schedule.every is None):
+        raise Invalid("a schedule needs either a cron expression or an interval")
     if schedule.every is not None:
         check_span(schedule.every, "the interval of a schedule")
     _zone(schedule.timezone)
     if schedule.cron is not None:
         next(_cron_moments(schedule, Millis(0)), None)
-    return schedule
 
 
 def begin(schedule: Schedule, now: Millis) -> Schedule:

@@ -20,7 +20,7 @@ from flowfabric.core.base.numbers import check_kind_of, check_names, check_whole
 from flowfabric.core.base.shape import check_shape
 from flowfabric.core.base.text import MAX_KEY, MAX_NAME, check_text
 from flowfabric.core.base.time import Millis, check_span
-from flowfabric.core.execution.schedule import Schedule, check_schedule, skip_ahead
+from flowfabric.core.execution.schedule import Schedule, check_times, skip_ahead
 from flowfabric.core.limit.quota import check_quota_name
 
 MAX_AMOUNT = (1 << 63) - 1
@@ -239,7 +239,7 @@ def _check_timing(budget: Budget) -> None:
         check_text(budget.cron, "the cron expression of a budget")
     if budget.every is not None:
         check_span(budget.every, "the interval of resets", 1)
-    check_schedule(_timing(budget))
+    check_times(_timing(budget))
 
 
 def check_budget_name(name: object) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct
 
-from flowfabric.server.wire import U32, U64, Bytes, Json, Lane, Moment
+from flowfabric.server.wire import U32, Bytes, Json, Lane, Moment, Whole
 
 MAX_WAIT_MS = 30_000
 MAX_CLAIMS = 500
@@ -17,7 +17,7 @@ LeaseMs = Annotated[int, Meta(ge=1, le=86_400_000, description="1 ms to 24 h")]
 Span = Annotated[int, Meta(ge=0, le=315_619_200_000, description="milliseconds, up to ten years")]
 
 
-class ClaimWork(Struct, kw_only=True):
+class ClaimWork(Struct, kw_only=True, forbid_unknown_fields=True):
     """A request for work. No lanes, kinds or namespace means any. Lanes with weights are served in
     that proportion. Repeating a request with the same `claim_id` gives what it took and still
     holds."""
@@ -34,7 +34,7 @@ class ClaimWork(Struct, kw_only=True):
     claim_id: str | None = None
 
 
-class RedeemGrant(Struct, kw_only=True):
+class RedeemGrant(Struct, kw_only=True, forbid_unknown_fields=True):
     """Turns a grant into a lease. Repeating it gives the same lease while it is held."""
 
     execution_id: str
@@ -45,12 +45,12 @@ class RedeemGrant(Struct, kw_only=True):
     expected_attempt_index: U32 | None = None
 
 
-class Fenced(Struct, kw_only=True):
+class Fenced(Struct, kw_only=True, forbid_unknown_fields=True):
     """Proof of ownership: the handle of the claim, or its lease id, epoch and attempt id."""
 
     handle: str | None = None
     lease_id: str | None = None
-    lease_epoch: U64 | None = None
+    lease_epoch: Whole | None = None
     attempt_id: str | None = None
 
 
@@ -60,7 +60,7 @@ class LeaseToRenew(Fenced):
     execution_id: str | None = None
 
 
-class RenewLeases(Struct, kw_only=True):
+class RenewLeases(Struct, kw_only=True, forbid_unknown_fields=True):
     """Each lease is extended to now + `lease_ms`, by default the length of its claim; a fence
     without a handle needs `lease_ms`. A lease never gets shorter."""
 
@@ -144,7 +144,7 @@ class SpendBudgets(Fenced):
     """Counts what was consumed, for all budgets of the run or for those named. The same `key`
     counts once."""
 
-    amounts: dict[str, U64]
+    amounts: dict[str, Whole]
     budgets: list[str] | None = None
     key: str | None = None
 
@@ -158,7 +158,7 @@ class MakeWaitpoint(Fenced):
     expires_in_ms: Span | None = None
 
 
-class ResumeRules(Struct, kw_only=True):
+class ResumeRules(Struct, kw_only=True, forbid_unknown_fields=True):
     """How the run goes on when what it waits for is here."""
 
     consume_matched_signals: bool = True
@@ -191,7 +191,7 @@ class SuspendRun(Fenced):
     idempotency_key: str | None = None
 
 
-class WorkFrame(Struct, kw_only=True):
+class WorkFrame(Struct, kw_only=True, forbid_unknown_fields=True):
     """A piece of output: text, a JSON value, or bytes in base64. A summary frame is a JSON merge
     patch of the summary of the attempt. `ttl_ms` is for best-effort frames."""
 
@@ -210,7 +210,7 @@ class AppendFrames(Fenced):
     appends of the attempt do not have, appends once."""
 
     frames: Annotated[list[WorkFrame], Meta(max_length=MAX_FRAMES)]
-    append_id: U64 | None = None
+    append_id: Whole | None = None
 
 
 # -- items of a batch
@@ -290,7 +290,7 @@ Item = (
 )
 
 
-class WorkBatch(Struct, kw_only=True):
+class WorkBatch(Struct, kw_only=True, forbid_unknown_fields=True):
     """Operations on many runs. Those on one run are done in their order, the others side by side;
     each succeeds or fails on its own."""
 

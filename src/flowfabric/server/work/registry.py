@@ -21,7 +21,7 @@ from flowfabric.server.work.bodies import LeaseMs
 DEFAULT_NAMESPACE = "default"
 
 
-class RegisterWorker(Struct, kw_only=True):
+class RegisterWorker(Struct, kw_only=True, forbid_unknown_fields=True):
     """What a worker can run. No lanes or kinds means any; `everywhere` that it claims in every
     namespace. Without a heartbeat it is removed after `liveness_ttl_ms`."""
 
@@ -35,7 +35,7 @@ class RegisterWorker(Struct, kw_only=True):
     liveness_ttl_ms: LeaseMs = 30_000
 
 
-class WorkerHeartbeat(Struct, kw_only=True):
+class WorkerHeartbeat(Struct, kw_only=True, forbid_unknown_fields=True):
     """`running` is how many runs the worker holds."""
 
     namespace: str = DEFAULT_NAMESPACE

@@ -1,0 +1,74 @@
+"""Fields that a route does not know: ignored where clients of the original send them, refused
+everywhere else (server-sdk.md 1.2, 10.1)."""
+
+from typing import Any
+
+import httpx
+import pytest
+from msgspec import Struct
+
+from flowfabric.server.app import HANDLERS
+from tests.kit.every_route import ROUTES, Route
+from tests.kit.http import NOBODY, error_of
+
+pytestmark = pytest.mark.rules
+
+ORIGINAL = {"executions", "waitpoints", "workers", "flows", "graphs", "budgets", "quotas", "keys"}
+"""Modules with routes of the original, or of its documents."""
+
+
+def _bodies() -> dict[tuple[str, str], tuple[str, type[Struct]]]:
+    """The module and the body of each route that has one."""
+    found: dict[tuple[str, str], tuple[str, type[Struct]]] = {}
+    for handler in HANDLERS:
+        data = handler.parsed_fn_signature.parameters.get("data")
+        if data is None or not issubclass(getattr(data.annotation, "__mro__", [dict])[0], Struct):
+            continue
+        module = handler.fn.__module__.rpartition(".")[2]
+        for method in handler.http_methods:
+            for path in handler.paths:
+                found[method, path.replace(":str", "")] = (module, data.annotation)
+    return found
+
+
+BODIES = _bodies()
+
+
+def test_only_routes_of_the_original_ignore_fields() -> None:
+    assert len(BODIES) > 40
+    for key, (module, body) in BODIES.items():
+        assert body.__struct_config__.forbid_unknown_fields is (module not in ORIGINAL), key
+
+
+def _routes(original: bool) -> list[Any]:
+    return [
+        pytest.param(route, id=" ".join(route.key))
+        for route in ROUTES
+        if route.key in BODIES and (BODIES[route.key][0] in ORIGINAL) is original
+    ]
+
+
+async def _send(http: httpx.AsyncClient, route: Route, **more: object) -> httpx.Response:
+    url = route.url.replace("{", "").replace("}", "")
+    for name in ("run", "waiting", "flow", "waitpoint", "edge"):
+        url = url.replace(f"/{name}/", f"/{NOBODY}/")
+    return await http.request(route.method, url, json={**route.body, **more})
+
+
+@pytest.mark.parametrize("route", _routes(original=True))
+async def test_a_stray_field_of_an_existing_client_changes_nothing(
+    http: httpx.AsyncClient, route: Route
+) -> None:
+    bare, stray = await _send(http, route), await _send(http, route, policy_json="{}")
+    assert stray.headers["FlowFabric-Ignored-Fields"] == "policy_json"
+    assert stray.status_code in {bare.status_code, 200}  # what was created exists by now
+    strict = {"Prefer": "handling=strict"}
+    http.headers.update(strict)
+    assert error_of(await _send(http, route, policy_json="{}"), 422)["code"] == "invalid_body"
+
+
+@pytest.mark.parametrize("route", _routes(original=False))
+async def test_a_new_route_refuses_it(http: httpx.AsyncClient, route: Route) -> None:
+    refused = error_of(await _send(http, route, misspelled=1), 422)
+    assert refused["code"] == "invalid_body"
+    assert "misspelled" in refused["details"]["reason"]
