@@ -1,7 +1,8 @@
 """The gateway: what happens to every request before a route is found, and to every answer.
 
-It finds the caller, counts the request against the caller's rate, gives it an id, answers
-preflights, adds the security headers, and writes one log line. A token that is not valid is refused
+It finds the caller, counts the request against the caller's rate, turns foreign web pages away from
+a server without tokens, gives the request an id, answers preflights, adds the security headers, and
+writes one log line. A token that is not valid is refused
 here, whatever the path; a request without a token goes on, and the guard of its route refuses it
 unless the route is public.
 """
@@ -13,7 +14,7 @@ import time
 from typing import Any
 from urllib.parse import quote
 
-from flowfabric.core.access.token import Identity
+from flowfabric.core.access.token import ANONYMOUS, Identity
 from flowfabric.core.base.errors import FlowFabricError, Overloaded, Unauthenticated
 from flowfabric.engine.access.actor import acting_as
 from flowfabric.engine.commit.observer import watching
@@ -23,6 +24,7 @@ from flowfabric.server.asgi import REQUEST_ID, App, Message, Receive, Scope, Sen
 from flowfabric.server.context import ServerContext
 from flowfabric.server.errors import answer_to, error_headers
 from flowfabric.server.rate import RateLimiter, caller_key
+from flowfabric.server.web_pages import check_page
 from flowfabric.server.wire import IGNORED, encode
 
 log = logging.getLogger("flowfabric.server.access")
@@ -66,6 +68,8 @@ class Gateway:
                 return
             caller = scope[CALLER] = await self._identify(scope, headers)
             self._count(scope, caller)
+            if caller is ANONYMOUS:
+                self._check_page(scope, headers, origin)
             with (
                 acting_as(None if caller is None else caller.name),
                 carrying(_text(headers, b"traceparent")),
@@ -84,6 +88,10 @@ class Gateway:
         except Unauthenticated:
             self._count(scope, None)  # guessing has a rate as well
             raise
+
+    def _check_page(self, scope: Scope, headers: dict[bytes, bytes], origin: str | None) -> None:
+        ours = scope["server"][0] if scope.get("server") else None
+        check_page(self._context.options, scope["method"], ours, _text(headers, b"host"), origin)
 
     def _count(self, scope: Scope, caller: Identity | None) -> None:
         if self._rates is None or scope["path"] in _UNLIMITED:

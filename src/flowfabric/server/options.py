@@ -47,13 +47,17 @@ class ListenAddress(Struct, frozen=True):
     def is_loopback(self) -> bool:
         """Whether only programs on this machine reach it. The name of a host is not looked up: what
         it means is decided elsewhere and may change."""
-        try:
-            found = ip_address(self.host)
-        except ValueError:
-            return self.host.lower() == "localhost"
-        if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
-            return found.ipv4_mapped.is_loopback
-        return found.is_loopback
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        found = ip_address(host)
+    except ValueError:
+        return host.lower() == "localhost"
+    if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
+        return found.ipv4_mapped.is_loopback
+    return found.is_loopback
 
 
 class LogFormat(StrEnum):
