@@ -20,7 +20,15 @@ from flowfabric.engine.access.actor import acting_as
 from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.commit.trace import carrying
 from flowfabric.server.access import CALLER
-from flowfabric.server.asgi import REQUEST_ID, App, Message, Receive, Scope, Send
+from flowfabric.server.asgi import (
+    REQUEST_ID,
+    SECURITY_HEADERS,
+    App,
+    Message,
+    Receive,
+    Scope,
+    Send,
+)
 from flowfabric.server.context import ServerContext
 from flowfabric.server.errors import answer_to, error_headers
 from flowfabric.server.rate import RateLimiter, caller_key
@@ -30,12 +38,6 @@ from flowfabric.server.wire import IGNORED, encode
 log = logging.getLogger("flowfabric.server.access")
 
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-_SECURITY = [
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"x-frame-options", b"DENY"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-]
 _random = random.Random().getrandbits  # noqa: S311 - ids of requests
 _PROBES = frozenset({"/healthz", "/readyz"})
 """They answer every prober: a token that one sends is not looked at."""
@@ -123,7 +125,7 @@ class _Answering:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            message["headers"] = [*message["headers"], *_SECURITY, *self._own_headers()]
+            message["headers"] = [*message["headers"], *SECURITY_HEADERS, *self._own_headers()]
         await self._send(message)
 
     async def refuse(self, error: FlowFabricError) -> None:
