@@ -12,10 +12,10 @@ from litestar import Request
 from litestar.connection import ASGIConnection
 
 from flowfabric.core.access.token import AccessScope, Identity
-from flowfabric.core.base.errors import Forbidden, MissingCredentials, NotFound
+from flowfabric.core.base.errors import Forbidden, MissingCredentials, NotFound, Unavailable
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.engine.engine import Engine
-from flowfabric.server.asgi import Scope
+from flowfabric.server.asgi import CONTEXT, Scope
 
 CALLER = "flowfabric_caller"
 SCOPE = "flowfabric_scope"
@@ -54,6 +54,20 @@ def caller_of(request: Request[Any, Any, Any]) -> Identity:
     if caller is None:
         raise MissingCredentials("missing or invalid Authorization header")
     return caller
+
+
+async def check_again(request: Request[Any, Any, Any]) -> None:
+    """Raises unless the token of a request that takes long is still valid, and as it was. A store
+    that does not answer leaves that open until the next time."""
+    context = request.app.state[CONTEXT]
+    try:
+        now = await context.authentication.identify(request.headers.get("authorization"))
+    except Unavailable:
+        return
+    if now is None:
+        raise MissingCredentials("missing or invalid Authorization header")
+    if now != caller_of(request):
+        raise Forbidden("the access token has changed since the request began")
 
 
 async def check_run(caller: Identity, engine: Engine, id: ExecutionId) -> None:

@@ -88,7 +88,7 @@ class Gateway:
         try:
             return await self._context.authentication.identify(_text(headers, b"authorization"))
         except Unauthenticated:
-            self._count(scope, None)  # guessing has a rate as well
+            self._charge(scope, None)  # guessing has a rate as well, whatever the path
             raise
 
     def _check_page(self, scope: Scope, headers: dict[bytes, bytes], origin: str | None) -> None:
@@ -96,7 +96,11 @@ class Gateway:
         check_page(self._context.options, scope["method"], ours, _text(headers, b"host"), origin)
 
     def _count(self, scope: Scope, caller: Identity | None) -> None:
-        if self._rates is None or scope["path"] in _UNLIMITED:
+        if scope["path"] not in _UNLIMITED:
+            self._charge(scope, caller)
+
+    def _charge(self, scope: Scope, caller: Identity | None) -> None:
+        if self._rates is None:
             return
         address = scope["client"][0] if scope.get("client") else None
         wait = self._rates.take(caller_key(caller, address), time.monotonic())

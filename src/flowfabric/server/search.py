@@ -13,7 +13,7 @@ from flowfabric.core.base.plain import plain_bytes
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.status import PublicState
 from flowfabric.engine.execution.views import Ending
-from flowfabric.server.access import caller_of, needs
+from flowfabric.server.access import caller_of, check_again, needs
 from flowfabric.server.context import engine_of
 from flowfabric.server.documents import document, plain
 from flowfabric.server.long_polls import while_wanted
@@ -179,6 +179,7 @@ async def wait_for_execution(
     if state is None:
         raise NotFound("execution", id)
     waiting, _ = await while_wanted(request, engine.views.wait(key, read_wait(wait)))
+    await check_again(request)
     try:
         return respond(_ending(waiting.result()))
     except (TimeoutError, asyncio.CancelledError):

@@ -17,7 +17,7 @@ from flowfabric.core.execution.status import ENDED
 from flowfabric.engine.commit.observer import followed
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.streams import FramePage
-from flowfabric.server.access import needs
+from flowfabric.server.access import check_again, needs
 from flowfabric.server.context import ServerContext, context_of, engine_of
 from flowfabric.server.long_polls import while_wanted
 from flowfabric.server.parameters import find_run
@@ -106,6 +106,7 @@ async def tail_stream(
     )
     with _reader(context_of(request)):
         tailing, _ = await while_wanted(request, tail(block=block_ms / 1000))
+        await check_again(request)
         page = await tail() if tailing.cancelled() else tailing.result()
     return respond(_frames(page))
 
