@@ -5,6 +5,7 @@ found the caller before (`server.gateway`). What belongs to a namespace that the
 see answers exactly like what does not exist.
 """
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
 
@@ -78,6 +79,18 @@ async def check_run(caller: Identity, engine: Engine, id: ExecutionId) -> None:
     namespace = await engine.views.namespace(id)
     if namespace is None or not caller.sees(namespace):
         raise NotFound("execution", id)
+
+
+def run_filter(caller: Identity, engine: Engine) -> Callable[[UUID], Awaitable[bool]]:
+    """Which runs the caller sees."""
+
+    async def sees(uuid: UUID) -> bool:
+        if caller.sees_all:
+            return True
+        namespace = await engine.views.namespace(ExecutionId.anywhere(uuid))
+        return namespace is not None and caller.sees(namespace)
+
+    return sees
 
 
 async def check_flow(caller: Identity, engine: Engine, id: UUID) -> None:
