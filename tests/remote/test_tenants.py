@@ -252,11 +252,20 @@ async def test_a_token_without_the_scope_is_refused(
         ),
         "executions.replay": lambda: engine.executions.replay(UNKNOWN),
         "keys.kids": lambda: engine.keys.kids(),
+        "suspensions.token": lambda: engine.suspensions.token(UNKNOWN, NOWHERE),
+        "suspensions.issue_token": lambda: engine.suspensions.issue_token(
+            UNKNOWN, NOWHERE, approver="ada"
+        ),
     }
     for name, deed in deeds.items():
         answer = await _tried(deed())
         assert isinstance(answer, Forbidden) is (scope not in OPERATIONS[name].scopes), name
     await remote.close()
+
+
+def test_a_waitpoint_token_decides_and_so_needs_the_scope_of_decisions() -> None:
+    for name in ("suspensions.token", "suspensions.issue_token", "signals.approve"):
+        assert OPERATIONS[name].scopes == ("signal",)
 
 
 async def test_hints_need_a_scope(app: EngineApp) -> None:

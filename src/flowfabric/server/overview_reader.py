@@ -98,7 +98,7 @@ class _Shared(Generic[T]):
             return self._found[place][1]
 
     def _forget(self) -> None:
-        """What nobody reads now: callers may ask for any namespace, whether it exists or not."""
+        """What is not being read now: callers may ask for namespaces that do not exist."""
         for place in [each for each, lock in self._locks.items() if not lock.locked()]:
             del self._locks[place]
             self._found.pop(place, None)
