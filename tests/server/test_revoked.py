@@ -8,6 +8,8 @@ import pytest
 from flowfabric.engine.engine import Engine
 from flowfabric.server import sse
 from flowfabric.server.context import ServerContext
+from flowfabric.server.options import ServerOptions
+from flowfabric.server.run import Server
 from flowfabric.store.clock import ManualClock
 from tests.kit.lab import Lab
 from tests.server.listening import Events, listening
@@ -18,6 +20,24 @@ pytestmark = pytest.mark.rules
 async def issue(engine: Engine, *scopes: str, expires: str | None = None) -> str:
     made = await engine.tokens.create("caller", scopes, expires=expires)
     return made.secret.reveal()
+
+
+async def test_a_server_stays_closed_when_its_last_token_has_ended(
+    engine: Engine, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def open_to_all() -> bool:
+        server = await Server.open(engine, ServerOptions(), [])
+        return await server._context.authentication.identify(None) is not None
+
+    assert await open_to_all()
+    await issue(engine, "read", expires="1h")
+    assert not await open_to_all()
+    clock.advance(3_600_001)
+    assert not await open_to_all()
+    assert "every access token was revoked or has expired" in caplog.text
+    await issue(engine, "read")
+    await engine.tokens.revoke("caller")
+    assert not await open_to_all()
 
 
 async def test_a_stream_ends_with_its_token(

@@ -143,11 +143,17 @@ def check_exposure(options: ServerOptions, *, any_token: bool) -> None:
     )
 
 
-def warnings_of(options: ServerOptions, *, any_token: bool) -> list[str]:
-    """What an operator should read in the log when the server starts."""
+def warnings_of(options: ServerOptions, *, any_token: bool, is_open: bool = True) -> list[str]:
+    """What an operator should read in the log when the server starts. `is_open`: it asks for no
+    token, since there never was one."""
     found = []
     if options.token is None and not any_token:
-        found.append(f"no access token: every caller of {options.listen} may do everything")
+        found.append(
+            f"no access token: every caller of {options.listen} may do everything"
+            if is_open
+            else "every access token was revoked or has expired: no caller is let in until you "
+            "create one with `flowfabric tokens create`"
+        )
     if not options.listen.is_loopback and not options.has_tls:
         found.append(
             f"{options.listen} is served without TLS: access tokens can be read on the way unless "

@@ -56,12 +56,13 @@ class Server:
         """A server on an engine. Invalid if it would let everyone in who can reach it."""
         if options.token is not None:
             engine.tokens.trust(options.token)
+        is_open = not await engine.tokens.any_made()
         any_token = await engine.tokens.any_live()
         check_exposure(options, any_token=any_token)
-        for warning in warnings_of(options, any_token=any_token):
+        for warning in warnings_of(options, any_token=any_token, is_open=is_open):
             log.warning(warning)
         enable()
-        authentication = Authentication(engine, is_open=not any_token)
+        authentication = Authentication(engine, is_open=is_open)
         return cls(ServerContext(engine, authentication, options), listening)
 
     def on_drain(self, act: Callable[[], None]) -> None:

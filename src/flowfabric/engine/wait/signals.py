@@ -137,7 +137,7 @@ class Signals(Service):
 
     async def look(self, id: str, waitpoint: UUID, token: Token | str | None) -> AskedDecision:
         """What the holder of a token is asked to decide. It uses the token up in no way. An unknown
-        run or waitpoint and a wrong token get the same answer; so do all of them without a token."""
+        run or waitpoint and a wrong token get the same answer; without a token, all do."""
         if not token:
             raise MissingToken("a token is required")
         target, claims = parse_uuid(waitpoint, "waitpoint"), peek(token)
