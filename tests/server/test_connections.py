@@ -5,6 +5,7 @@ import asyncio
 import gzip
 import json
 import logging
+import resource
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -18,6 +19,7 @@ from flowfabric.server.authentication import Authentication
 from flowfabric.server.context import ServerContext
 from flowfabric.server.options import ServerOptions
 from flowfabric.server.protocol import MAX_HEAD, GuardedProtocol
+from flowfabric.server.run import connections_allowed
 from tests.kit.http import EXECUTION, create, create_flow, error_of
 from tests.kit.http_server import serving
 from tests.server.listening import Events, listening
@@ -108,6 +110,28 @@ async def test_trailers_and_extensions_without_end_end_the_connection(
         head = f"POST /v1/executions HTTP/1.1\r\n{JSON}Transfer-Encoding: chunked\r\n\r\n"
         writer.write(head.encode() + around)
         await _closed(reader)
+
+
+async def test_connections_beyond_the_limit_are_refused(
+    hasty: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GuardedProtocol, "most_connections", 1)
+    request = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with connection(hasty) as (reader, writer):
+        writer.write(request)
+        assert b" 200 " in await asyncio.wait_for(reader.readline(), 10)
+        async with connection(hasty) as (refused, _):
+            answer = await asyncio.wait_for(refused.read(), 10)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert answer.endswith(b'"code":"too_many_connections"}')
+        writer.write(request)
+        await asyncio.wait_for(reader.readuntil(b"HTTP/1.1 200 "), 10)
+
+
+def test_connections_leave_files_for_the_store() -> None:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert 0 < connections_allowed() < resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= files
 
 
 async def test_trailers_are_not_headers(hasty: str) -> None:

@@ -51,6 +51,7 @@ class Refusal(NamedTuple):
 
 MALFORMED = Refusal(400, "the request is not valid HTTP", "malformed_request")
 TOO_SLOW = Refusal(408, "the request did not arrive in time", "request_timeout")
+TOO_MANY = Refusal(503, "the server has too many connections", "too_many_connections")
 TOO_LARGE = Refusal(431, f"the head of a request has at most {MAX_HEAD} bytes", "head_too_large")
 
 AT_ONCE = 64 * 1024
@@ -92,6 +93,8 @@ class GatheredWrites:
 class GuardedProtocol(HttpToolsProtocol):
     """One connection."""
 
+    most_connections: int | None = None
+    """Those beyond are refused; None is no limit."""
     head_time = HEAD_TIME
     linger_time = LINGER_TIME
     _head = 0
@@ -108,6 +111,9 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         gathered = GatheredWrites(transport, self.loop)
         super().connection_made(cast("asyncio.Transport", gathered))
+        if self.most_connections is not None and len(self.connections) > self.most_connections:
+            self._refuse(TOO_MANY)
+            return
         self._after(self.timeout_keep_alive, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
