@@ -11,7 +11,7 @@ from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.numbers import check_limit
 from flowfabric.core.base.plain import plain_bytes
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.status import PublicState
+from flowfabric.core.execution.status import ENDED, PublicState
 from flowfabric.engine.execution.views import Ending
 from flowfabric.server.access import caller_of, check_again, needs, run_filter
 from flowfabric.server.context import engine_of
@@ -20,6 +20,7 @@ from flowfabric.server.explanations import without_foreign_runs
 from flowfabric.server.long_polls import while_wanted
 from flowfabric.server.parameters import (
     MAX_PAGE,
+    MAX_WAIT,
     Cursor,
     Namespace,
     PageLimit,
@@ -181,7 +182,9 @@ async def wait_for_execution(
     state = await engine.views.state(key)
     if state is None:
         raise NotFound("execution", id)
-    waiting, _ = await while_wanted(request, engine.views.wait(key, read_wait(wait)))
+    seconds = read_wait(wait)
+    patience = MAX_WAIT if state in ENDED else seconds  # the end is there: it only has to be read
+    waiting, _ = await while_wanted(request, engine.views.wait(key, patience))
     await check_again(request)
     try:
         return respond(_ending(waiting.result()))
