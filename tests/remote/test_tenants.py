@@ -252,11 +252,20 @@ async def test_a_token_without_the_scope_is_refused(
         ),
         "executions.replay": lambda: engine.executions.replay(UNKNOWN),
         "keys.kids": lambda: engine.keys.kids(),
+        "suspensions.token": lambda: engine.suspensions.token(UNKNOWN, NOWHERE),
+        "suspensions.issue_token": lambda: engine.suspensions.issue_token(
+            UNKNOWN, NOWHERE, approver="ada"
+        ),
     }
     for name, deed in deeds.items():
         answer = await _tried(deed())
         assert isinstance(answer, Forbidden) is (scope not in OPERATIONS[name].scopes), name
     await remote.close()
+
+
+def test_a_waitpoint_token_decides_and_so_needs_the_scope_of_decisions() -> None:
+    for name in ("suspensions.token", "suspensions.issue_token", "signals.approve"):
+        assert OPERATIONS[name].scopes == ("signal",)
 
 
 async def test_hints_need_a_scope(app: EngineApp) -> None:
@@ -308,3 +317,31 @@ async def test_the_id_of_a_run_of_another_tenant_is_no_duplicate(
     hidden = await theirs(inside)
     with pytest.raises(Invalid):
         await tenant.executions.submit(Submission(kind="job", namespace="ours", id=hidden))
+
+
+async def test_an_explanation_does_not_name_runs_of_another_tenant(
+    tenant: Engine, inside: Engine
+) -> None:
+    await inside.lanes.set("default", concurrency=1)
+    hidden, own = await theirs(inside), await ours(tenant)
+    (claim,) = await inside.claims.claim(W1, namespace="theirs")
+    assert claim.id == hidden
+    for found in (await tenant.explain(own), await tenant.explain.lane("default", "ours")):
+        assert str(hidden.uuid) not in repr(found)
+    assert str(hidden.uuid) in repr(await inside.explain(own))
+
+
+async def test_a_second_try_gets_no_claim_of_another_tenant(inside: Engine) -> None:
+    """A claim that is tried again is found by its worker and id, which others may know."""
+    await theirs(inside)
+    id = UUID(int=7)
+    (taken,) = await inside.claims.claim(W1, namespace="theirs", id=id)
+    arguments = travel_of("claims.claim").encode_arguments((W1,), {"namespace": "ours", "id": id})
+    body = write_request(CallRequest([RemoteCall(UUID(int=8), "claims.claim", arguments)], True))
+    reply = await Operations(inside).answer(
+        caller_named("tenant", namespaces=frozenset({"ours"})), body
+    )
+    (answer,) = read_reply(reply).answers
+    assert isinstance(answer, Done)
+    assert answer.plain == []
+    assert (await inside.views.state(taken.id)) == "active"

@@ -5,8 +5,9 @@ import asyncio
 import gzip
 import json
 import logging
+import resource
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import httpx
 import pytest
@@ -18,11 +19,13 @@ from flowfabric.server.authentication import Authentication
 from flowfabric.server.context import ServerContext
 from flowfabric.server.options import ServerOptions
 from flowfabric.server.protocol import MAX_HEAD, GuardedProtocol
+from flowfabric.server.run import connections_allowed
 from tests.kit.http import EXECUTION, create, create_flow, error_of
 from tests.kit.http_server import serving
 from tests.server.listening import Events, listening
 
 SOON = ServerOptions(request_timeout=Millis(150))
+CHUNKED = b"POST /v1/engine HTTP/1.1\r\nTransfer-Encoding: chunked\r\n"
 JSON = "Host: x\r\nContent-Type: application/json\r\n"
 
 
@@ -42,6 +45,7 @@ async def connection(
 async def hasty(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
     """A server that gives requests little time."""
     monkeypatch.setattr(GuardedProtocol, "head_time", 0.1)
+    monkeypatch.setattr(GuardedProtocol, "linger_time", 0.1)
     context = ServerContext(engine, Authentication(engine, is_open=True), SOON)
     async with serving(create_app(context), http=GuardedProtocol) as address:
         yield address
@@ -66,6 +70,101 @@ async def test_a_head_without_end_is_refused(hasty: str) -> None:
     async with connection(hasty) as (reader, writer):
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Large: " + b"x" * MAX_HEAD)
         assert b" 431 " in await asyncio.wait_for(reader.read(), 10)
+
+
+async def test_a_head_in_one_piece_has_the_same_limit(hasty: str) -> None:
+    fields = b"".join(b"x-%05d: %s\r\n" % (number, b"y" * 100) for number in range(700))
+    async with connection(hasty) as (reader, writer):
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + fields + b"\r\n")
+        assert b" 431 " in await asyncio.wait_for(reader.read(), 10)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (b"\x16\x03\x01\r\n\r\n", 400, "malformed_request"),
+        (b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400, "malformed_request"),
+        (CHUNKED + b"\r\nzz\r\n", 400, "malformed_request"),
+        (b"GET / HTTP/1.1\r\nX-Slow: ", 408, "request_timeout"),
+        (b"GET / HTTP/1.1\r\nX-Large: " + b"x" * MAX_HEAD, 431, "head_too_large"),
+        (b"GET /" + b"x" * MAX_HEAD + b" HTTP/1.1\r\n\r\n", 431, "head_too_large"),
+    ],
+)  # fmt: skip
+async def test_what_is_no_request_is_refused_like_others(
+    hasty: str, sent: bytes, status: int, code: str
+) -> None:
+    async with connection(hasty) as (reader, writer):
+        writer.write(sent)
+        head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert b"\r\nx-content-type-options: nosniff" in head
+    assert json.loads(body)["code"] == code
+    assert json.loads(body)["error"]
+
+
+@pytest.mark.parametrize("around", [b"0\r\n" + b"x: y\r\n" * 20_000, b"5;" + b"e" * 100_000])
+async def test_trailers_and_extensions_without_end_end_the_connection(
+    hasty: str, around: bytes
+) -> None:
+    async with connection(hasty) as (reader, writer):
+        head = f"POST /v1/executions HTTP/1.1\r\n{JSON}Transfer-Encoding: chunked\r\n\r\n"
+        writer.write(head.encode() + around)
+        await _closed(reader)
+
+
+async def test_connections_beyond_the_limit_are_refused(
+    hasty: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GuardedProtocol, "most_connections", 1)
+    request = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with connection(hasty) as (reader, writer):
+        writer.write(request)
+        assert b" 200 " in await asyncio.wait_for(reader.readline(), 10)
+        async with connection(hasty) as (refused, _):
+            answer = await asyncio.wait_for(refused.read(), 10)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert answer.endswith(b'"code":"too_many_connections"}')
+        writer.write(request)
+        await asyncio.wait_for(reader.readuntil(b"HTTP/1.1 200 "), 10)
+
+
+def test_connections_leave_files_for_the_store() -> None:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert 0 < connections_allowed() < resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= files
+
+
+async def test_trailers_are_not_headers(hasty: str) -> None:
+    """Headers decide who calls and what a body is; they end with the head."""
+    body = json.dumps(EXECUTION).encode()
+    async with connection(hasty) as (reader, writer):
+        head = f"POST /v1/executions HTTP/1.1\r\n{JSON}Transfer-Encoding: chunked\r\n\r\n"
+        chunks = b"%x\r\n%s\r\n0\r\nAuthorization: Bearer x\r\n\r\n" % (len(body), body)
+        writer.write(head.encode() + chunks)
+        assert b" 201 " in await asyncio.wait_for(reader.readline(), 10)
+
+
+@pytest.mark.parametrize("path", ["/v1/executions", "/nowhere"])
+async def test_the_rest_of_a_refused_body_is_not_read_for_ever(hasty: str, path: str) -> None:
+    async with connection(hasty) as (reader, writer):
+        more = "Content-Encoding: gzip\r\nContent-Length: 1000\r\n"
+        writer.write(f"POST {path} HTTP/1.1\r\n{JSON}{more}\r\n{{".encode())
+        assert b"HTTP/1.1 4" in await asyncio.wait_for(reader.readline(), 10)
+        await _closed(reader)
+
+
+async def test_a_connection_goes_on_after_a_refused_body(hasty: str) -> None:
+    request = f"POST /nowhere HTTP/1.1\r\n{JSON}Content-Length: 4\r\n\r\n".encode()
+    async with connection(hasty) as (reader, writer):
+        writer.write(request)
+        assert b" 404 " in await asyncio.wait_for(reader.readline(), 10)
+        writer.write(b"1234GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.wait_for(reader.readuntil(b'{"status":"ok"}'), 10)
+
+
+async def _closed(reader: asyncio.StreamReader) -> None:
+    with suppress(ConnectionError):  # what was sent after the end
+        await asyncio.wait_for(reader.read(), 10)
 
 
 async def test_requests_in_a_row_are_answered(hasty: str) -> None:

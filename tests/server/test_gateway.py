@@ -85,11 +85,12 @@ async def test_a_caller_beyond_its_rate_waits(engine: Engine) -> None:
         assert (await http.get("/healthz")).status_code == 200
 
 
-async def test_guessing_tokens_has_a_rate(engine: Engine) -> None:
+@pytest.mark.parametrize("path", ["/v1/counts", "/metrics"])
+async def test_guessing_tokens_has_a_rate(engine: Engine, path: str) -> None:
     options = ServerOptions(rate_limit=parse_rate("3/h", "rate"))
     wrong = {"Authorization": "Bearer ff_ci_guess"}
     async with client(engine, options) as http:
-        found = [(await http.get("/v1/counts", headers=wrong)).status_code for _ in range(5)]
+        found = [(await http.get(path, headers=wrong)).status_code for _ in range(5)]
     assert found == [401, 401, 401, 429, 429]
 
 

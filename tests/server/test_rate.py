@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowfabric.core.access.token import AccessScope, Identity
+from flowfabric.core.access.token import ANONYMOUS, AccessScope, Identity
 from flowfabric.core.limit.quota import parse_rate
 from flowfabric.server.rate import MAX_CALLERS, RateLimiter, caller_key
 
@@ -86,6 +86,7 @@ def test_a_caller_is_its_token_or_its_network() -> None:
     identity = Identity("ci", frozenset({AccessScope.READ}))
     assert caller_key(identity, "10.0.0.1") == caller_key(identity, "10.0.0.2")
     assert caller_key(None, "10.0.0.1") != caller_key(None, "10.0.0.2")
+    assert caller_key(ANONYMOUS, "10.0.0.1") == caller_key(None, "10.0.0.1")  # has sent no token
     assert caller_key(None, "2001:db8::1") == caller_key(None, "2001:db8::ffff:1")
     assert caller_key(None, "2001:db8::1") != caller_key(None, "2001:db8:0:1::1")
     assert caller_key(None, "::ffff:10.0.0.1") == caller_key(None, "10.0.0.1")

@@ -71,7 +71,6 @@ async def test_views_of_one_execution(http: httpx.AsyncClient, view: str) -> Non
 
 
 async def test_reads_wait_for_the_end(http: httpx.AsyncClient, engine: Engine) -> None:
-    """The issue: wait for completion, `?wait=30s`."""
     id = await make(http)
     (claim,) = await engine.claims.claim(WorkerIdentity("w", "w1"))
     ends = ("", "/state", "/result")
@@ -99,11 +98,14 @@ async def test_a_wait_ends_without_an_end(http: httpx.AsyncClient) -> None:
         assert unknown.status_code == 404
 
 
-async def test_wait_answers_with_the_result(http: httpx.AsyncClient, engine: Engine) -> None:
+@pytest.mark.parametrize("wait", ["0s", "1s"])
+async def test_wait_answers_with_the_result(
+    http: httpx.AsyncClient, engine: Engine, wait: str
+) -> None:
     id = await make(http)
     (claim,) = await engine.claims.claim(WorkerIdentity("w", "w1"))
     await engine.attempts.complete(claim, b'{"ok":true}')
-    reply = await http.get(f"/v1/executions/{id}/wait?wait=1s")
+    reply = await http.get(f"/v1/executions/{id}/wait?wait={wait}")
     assert reply.status_code == 200
     assert reply.json()["public_state"] == "completed"
     assert reply.json()["result"] == {"ok": True}

@@ -242,7 +242,8 @@ _TABLE: list[list[Operation]] = [
     _operations("suspensions", "work", "create_waitpoint make_waitpoint", mints="id", owned=_OWNED),
     _operations("suspensions", "work", "observe", owned=_OWNED),
     _operations("suspensions", "work", "token_again terms signals_of", uuid=_RUN),
-    _operations("suspensions", "operate", "close_waitpoint expire token issue_token", id=_RUN),
+    _operations("suspensions", "operate", "close_waitpoint expire", id=_RUN),
+    _operations("suspensions", "signal", "token issue_token", id=_RUN),  # who has one decides
     _operations("suspensions", "read", "waitpoints", id=_RUN),
     _operations("suspensions", "read", "suspended", namespace=_PLACE),
     _operations("signals", "signal work", "deliver send decide decide_at", folds=True, id=_RUN),

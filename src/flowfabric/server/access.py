@@ -5,6 +5,7 @@ found the caller before (`server.gateway`). What belongs to a namespace that the
 see answers exactly like what does not exist.
 """
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
 
@@ -12,10 +13,10 @@ from litestar import Request
 from litestar.connection import ASGIConnection
 
 from flowfabric.core.access.token import AccessScope, Identity
-from flowfabric.core.base.errors import Forbidden, MissingCredentials, NotFound
+from flowfabric.core.base.errors import Forbidden, MissingCredentials, NotFound, Unavailable
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.engine.engine import Engine
-from flowfabric.server.asgi import Scope
+from flowfabric.server.asgi import CONTEXT, Scope
 
 CALLER = "flowfabric_caller"
 SCOPE = "flowfabric_scope"
@@ -56,6 +57,20 @@ def caller_of(request: Request[Any, Any, Any]) -> Identity:
     return caller
 
 
+async def check_again(request: Request[Any, Any, Any]) -> None:
+    """Raises unless the token of a request that takes long is still valid, and as it was. A store
+    that does not answer leaves that open until the next time."""
+    context = request.app.state[CONTEXT]
+    try:
+        now = await context.authentication.identify(request.headers.get("authorization"))
+    except Unavailable:
+        return
+    if now is None:
+        raise MissingCredentials("missing or invalid Authorization header")
+    if now != caller_of(request):
+        raise Forbidden("the access token has changed since the request began")
+
+
 async def check_run(caller: Identity, engine: Engine, id: ExecutionId) -> None:
     """Raises NotFound unless the caller sees the execution. Costs nothing for a caller that
     sees all namespaces: the operation itself says whether the execution exists."""
@@ -64,6 +79,18 @@ async def check_run(caller: Identity, engine: Engine, id: ExecutionId) -> None:
     namespace = await engine.views.namespace(id)
     if namespace is None or not caller.sees(namespace):
         raise NotFound("execution", id)
+
+
+def run_filter(caller: Identity, engine: Engine) -> Callable[[UUID], Awaitable[bool]]:
+    """Which runs the caller sees."""
+
+    async def sees(uuid: UUID) -> bool:
+        if caller.sees_all:
+            return True
+        namespace = await engine.views.namespace(ExecutionId.anywhere(uuid))
+        return namespace is not None and caller.sees(namespace)
+
+    return sees
 
 
 async def check_flow(caller: Identity, engine: Engine, id: UUID) -> None:

@@ -34,8 +34,8 @@ from flowfabric.server import (
     worker_reads,
     workers,
 )
-from flowfabric.server.asgi import App
-from flowfabric.server.context import CONTEXT, ServerContext
+from flowfabric.server.asgi import CONTEXT, App
+from flowfabric.server.context import ServerContext
 from flowfabric.server.gateway import Gateway
 from flowfabric.server.limits import RequestLimits
 from flowfabric.server.openapi import OPENAPI, describe, openapi_document

@@ -12,8 +12,9 @@ any."""
 
 
 class Authentication:
-    """A server that starts without tokens lets every caller in, until the first token exists. It
-    never opens again: to revoke the last token shuts everyone out."""
+    """A server whose store never had a token lets every caller in, until the first one exists. It
+    never opens again, nor after a restart: when the last token is revoked or expires, everyone is
+    shut out."""
 
     def __init__(self, engine: Engine, *, is_open: bool) -> None:
         self._engine = engine
@@ -32,5 +33,5 @@ class Authentication:
         now = monotonic()
         if self._is_open and now - self._looked_at > LOOK_EVERY:
             self._looked_at = now
-            self._is_open = not await self._engine.tokens.any_live()
+            self._is_open = not await self._engine.tokens.any_made()
         return self._is_open

@@ -7,14 +7,13 @@ from litestar import Request
 from msgspec import Struct, field
 
 from flowfabric.engine.engine import Engine
+from flowfabric.server.asgi import CONTEXT
 from flowfabric.server.authentication import Authentication
 from flowfabric.server.change_feed import ChangeFeed
 from flowfabric.server.held_claims import HeldClaims
 from flowfabric.server.operations import Operations
 from flowfabric.server.options import ServerOptions
 from flowfabric.server.overview_reader import OverviewReader
-
-CONTEXT = "flowfabric_context"
 
 
 class ServerContext(Struct, eq=False):

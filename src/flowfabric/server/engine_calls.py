@@ -12,9 +12,14 @@ from litestar import Request, Response, get, post
 from litestar.response import Stream
 
 from flowfabric.core.access.token import Identity
-from flowfabric.core.base.errors import MissingCredentials, Unavailable
+from flowfabric.core.base.errors import (
+    Forbidden,
+    MissingCredentials,
+    Unauthenticated,
+    Unavailable,
+)
 from flowfabric.remote.wire import CALLS_PATH, HINTS_PATH, MEDIA_TYPE
-from flowfabric.server.access import known_caller
+from flowfabric.server.access import check_again, known_caller
 from flowfabric.server.context import ServerContext, context_of
 from flowfabric.server.operations import check_listener
 
@@ -43,10 +48,13 @@ async def engine_hints(request: Request[Any, Any, Any]) -> Stream:
     context, caller = context_of(request), _caller(request)
     check_listener(caller)  # before the answer begins
     source = context.operations.hints(caller)
-    return Stream(_hints(source, context), media_type="application/octet-stream")
+    hints = _hints(request, source, context)
+    return Stream(hints, media_type="application/octet-stream")
 
 
-async def _hints(source: AsyncIterator[bytes], context: ServerContext) -> AsyncIterator[bytes]:
+async def _hints(
+    request: Request[Any, Any, Any], source: AsyncIterator[bytes], context: ServerContext
+) -> AsyncIterator[bytes]:
     draining = asyncio.ensure_future(context.draining.wait())
     try:
         while not draining.done():
@@ -56,7 +64,10 @@ async def _hints(source: AsyncIterator[bytes], context: ServerContext) -> AsyncI
             if not coming.done():
                 coming.cancel()
                 return
+            await check_again(request)
             yield coming.result()
+    except (Unauthenticated, Forbidden):
+        return  # a client that connects again learns why
     finally:
         draining.cancel()
 

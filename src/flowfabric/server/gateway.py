@@ -1,7 +1,8 @@
 """The gateway: what happens to every request before a route is found, and to every answer.
 
-It finds the caller, counts the request against the caller's rate, gives it an id, answers
-preflights, adds the security headers, and writes one log line. A token that is not valid is refused
+It finds the caller, counts the request against the caller's rate, turns foreign web pages away from
+a server without tokens, gives the request an id, answers preflights, adds the security headers, and
+writes one log line. A token that is not valid is refused
 here, whatever the path; a request without a token goes on, and the guard of its route refuses it
 unless the route is public.
 """
@@ -13,27 +14,30 @@ import time
 from typing import Any
 from urllib.parse import quote
 
-from flowfabric.core.access.token import Identity
+from flowfabric.core.access.token import ANONYMOUS, Identity
 from flowfabric.core.base.errors import FlowFabricError, Overloaded, Unauthenticated
 from flowfabric.engine.access.actor import acting_as
 from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.commit.trace import carrying
 from flowfabric.server.access import CALLER
-from flowfabric.server.asgi import REQUEST_ID, App, Message, Receive, Scope, Send
+from flowfabric.server.asgi import (
+    REQUEST_ID,
+    SECURITY_HEADERS,
+    App,
+    Message,
+    Receive,
+    Scope,
+    Send,
+)
 from flowfabric.server.context import ServerContext
 from flowfabric.server.errors import answer_to, error_headers
 from flowfabric.server.rate import RateLimiter, caller_key
+from flowfabric.server.web_pages import check_page
 from flowfabric.server.wire import IGNORED, encode
 
 log = logging.getLogger("flowfabric.server.access")
 
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-_SECURITY = [
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"x-frame-options", b"DENY"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-]
 _random = random.Random().getrandbits  # noqa: S311 - ids of requests
 _PROBES = frozenset({"/healthz", "/readyz"})
 """They answer every prober: a token that one sends is not looked at."""
@@ -66,6 +70,8 @@ class Gateway:
                 return
             caller = scope[CALLER] = await self._identify(scope, headers)
             self._count(scope, caller)
+            if caller is ANONYMOUS:
+                self._check_page(scope, headers, origin)
             with (
                 acting_as(None if caller is None else caller.name),
                 carrying(_text(headers, b"traceparent")),
@@ -82,11 +88,19 @@ class Gateway:
         try:
             return await self._context.authentication.identify(_text(headers, b"authorization"))
         except Unauthenticated:
-            self._count(scope, None)  # guessing has a rate as well
+            self._charge(scope, None)  # guessing has a rate as well, whatever the path
             raise
 
+    def _check_page(self, scope: Scope, headers: dict[bytes, bytes], origin: str | None) -> None:
+        ours = scope["server"][0] if scope.get("server") else None
+        check_page(self._context.options, scope["method"], ours, _text(headers, b"host"), origin)
+
     def _count(self, scope: Scope, caller: Identity | None) -> None:
-        if self._rates is None or scope["path"] in _UNLIMITED:
+        if scope["path"] not in _UNLIMITED:
+            self._charge(scope, caller)
+
+    def _charge(self, scope: Scope, caller: Identity | None) -> None:
+        if self._rates is None:
             return
         address = scope["client"][0] if scope.get("client") else None
         wait = self._rates.take(caller_key(caller, address), time.monotonic())
@@ -115,7 +129,7 @@ class _Answering:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            message["headers"] = [*message["headers"], *_SECURITY, *self._own_headers()]
+            message["headers"] = [*message["headers"], *SECURITY_HEADERS, *self._own_headers()]
         await self._send(message)
 
     async def refuse(self, error: FlowFabricError) -> None:

@@ -13,7 +13,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.flow.join import AllOf, AnyOf, JoinPolicy, Quorum, Rest
 from flowfabric.core.flow.model import Flow, FlowState
-from flowfabric.server.access import caller_of, needs
+from flowfabric.server.access import caller_of, check_again, needs
 from flowfabric.server.context import engine_of
 from flowfabric.server.documents import document, plain
 from flowfabric.server.long_polls import while_wanted
@@ -146,6 +146,7 @@ async def wait_for_flow(
     """Waits for all members: 200 with the flow, or 202 if some have not ended by then."""
     key, engine = await _existing(request, id), engine_of(request)
     waiting, _ = await while_wanted(request, engine.flow_views.wait(key, read_wait(wait)))
+    await check_again(request)
     try:
         return respond(document(waiting.result()))
     except (TimeoutError, asyncio.CancelledError):

@@ -7,9 +7,10 @@ from litestar.exceptions import NotFoundException
 from litestar.params import FromPath, JSONBody
 from msgspec import Struct
 
-from flowfabric.server.access import caller_of, check_everywhere, needs
+from flowfabric.server.access import caller_of, check_everywhere, needs, run_filter
 from flowfabric.server.context import engine_of
 from flowfabric.server.documents import document, plain
+from flowfabric.server.explanations import without_foreign_runs
 from flowfabric.server.parameters import Cursor, Namespace, PageLimit, visible_namespace
 from flowfabric.server.wire import U32, respond
 
@@ -61,8 +62,9 @@ async def explain_lane(
     request: Request[Any, Any, Any], lane: FromPath[str], namespace: Namespace = None
 ) -> Response[dict[str, Any]]:
     """What the executions of a lane wait for, by reason."""
-    place = visible_namespace(caller_of(request), namespace)
-    return respond(document(await engine_of(request).explain.lane(lane, place)))
+    caller, engine = caller_of(request), engine_of(request)
+    found = await engine.explain.lane(lane, visible_namespace(caller, namespace))
+    return respond(document(await without_foreign_runs(found, run_filter(caller, engine))))
 
 
 @post("/v1/lanes/{lane:str}/{action:str}", opt=needs("operate"), status_code=200)

@@ -12,8 +12,8 @@ import asyncio
 from typing import Any
 
 from flowfabric.server.access import check_scope
-from flowfabric.server.asgi import App, Message, Receive
-from flowfabric.server.context import CONTEXT, ServerContext
+from flowfabric.server.asgi import CONTEXT, App, Message, Receive
+from flowfabric.server.context import ServerContext
 from flowfabric.server.errors import BodyTooLarge
 from flowfabric.server.wire import EMPTY, BodyError
 

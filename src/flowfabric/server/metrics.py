@@ -1,8 +1,9 @@
 """`/metrics`, for Prometheus.
 
 It names lanes and tasks of all namespaces, so it is public only where nothing but this machine
-reaches it; elsewhere it needs a token, or with `--metrics-listen` it has an address of its own and
-is not found here.
+reaches it: at a loopback address, under a name of this machine, which a proxy that others reach
+replaces by theirs. Elsewhere it needs a token, or with `--metrics-listen` it has an address of its
+own and is not found here.
 """
 
 from collections.abc import AsyncIterator
@@ -17,6 +18,7 @@ from flowfabric.metrics import CONTENT_TYPE, render
 from flowfabric.metrics.listener import listening
 from flowfabric.server.access import caller_of
 from flowfabric.server.context import ServerContext, context_of
+from flowfabric.server.web_pages import is_own_name
 
 _WITHOUT_CHARSET = CONTENT_TYPE.removesuffix("; charset=utf-8")
 """Litestar adds it."""
@@ -28,7 +30,7 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     context = context_of(request)
     if context.options.metrics_listen is not None:
         raise NotFoundException
-    if not context.options.listen.is_loopback:
+    if not (context.options.listen.is_loopback and is_own_name(request.headers.get("host", ""))):
         caller_of(request).require(AccessScope.READ, everywhere=True)
     body = await render(context.engine)
     return Response(body, media_type=_WITHOUT_CHARSET, headers={"Cache-Control": "no-store"})

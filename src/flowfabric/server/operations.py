@@ -161,9 +161,7 @@ class Operations:
 
         async def execute() -> Any:
             answer = await self._execute(travel, arguments, tried=tried)
-            if travel.operation.name == "claims.taken":
-                answer = [claim for claim in answer if admission.sees_claim(claim)]
-            return travel.answer.encode(admission.restore_answer(answer))
+            return travel.answer.encode(await admission.answer(answer))
 
         if travel.operation.name == "claims.claim":
             return await self._claiming.answer((admission.who, call.id), execute)

@@ -61,13 +61,17 @@ class ListenAddress(Struct, frozen=True):
     def is_loopback(self) -> bool:
         """Whether only programs on this machine reach it. The name of a host is not looked up: what
         it means is decided elsewhere and may change."""
-        try:
-            found = ip_address(self.host)
-        except ValueError:
-            return self.host.lower() == "localhost"
-        if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
-            return found.ipv4_mapped.is_loopback
-        return found.is_loopback
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        found = ip_address(host)
+    except ValueError:
+        return host.lower() == "localhost"
+    if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
+        return found.ipv4_mapped.is_loopback
+    return found.is_loopback
 
 
 class LogFormat(StrEnum):
@@ -153,11 +157,17 @@ def check_exposure(options: ServerOptions, *, any_token: bool) -> None:
     )
 
 
-def warnings_of(options: ServerOptions, *, any_token: bool) -> list[str]:
-    """What an operator should read in the log when the server starts."""
+def warnings_of(options: ServerOptions, *, any_token: bool, is_open: bool = True) -> list[str]:
+    """What an operator should read in the log when the server starts. `is_open`: it asks for no
+    token, since there never was one."""
     found = []
     if options.token is None and not any_token:
-        found.append(f"no access token: every caller of {options.listen} may do everything")
+        found.append(
+            f"no access token: every caller of {options.listen} may do everything"
+            if is_open
+            else "every access token was revoked or has expired: no caller is let in until you "
+            "create one with `flowfabric tokens create`"
+        )
     if not options.listen.is_loopback and not options.has_tls:
         found.append(
             f"{options.listen} is served without TLS: access tokens can be read on the way unless "

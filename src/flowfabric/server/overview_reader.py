@@ -35,6 +35,9 @@ FAILURES_WITHIN = Millis(3_600_000)
 SHOWN = 100
 """Most groups of failures, lanes and workers in an answer."""
 
+PLACES = 500
+"""Most namespaces for which answers are shared."""
+
 T = TypeVar("T")
 Place = str | None
 
@@ -82,6 +85,8 @@ class _Shared(Generic[T]):
         self._locks: defaultdict[Place, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def get(self, engine: Engine, place: Place) -> T:
+        if len(self._locks) >= PLACES:
+            self._forget()
         lock = self._locks[place]
         if lock.locked() and place in self._found:
             return self._found[place][1]
@@ -91,6 +96,12 @@ class _Shared(Generic[T]):
                 value = await self._read(engine, place)
                 self._found[place] = (loop.time(), value)
             return self._found[place][1]
+
+    def _forget(self) -> None:
+        """What is not being read now: callers may ask for namespaces that do not exist."""
+        for place in [each for each, lock in self._locks.items() if not lock.locked()]:
+            del self._locks[place]
+            self._found.pop(place, None)
 
 
 class _Slow(Struct):

@@ -11,7 +11,7 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
 from msgspec import Struct
 
-from flowfabric.core.access.token import Identity
+from flowfabric.core.access.token import ANONYMOUS, Identity
 from flowfabric.core.limit.quota import Rate
 
 MAX_CALLERS = 10_000
@@ -72,7 +72,7 @@ class RateLimiter:
 
 def caller_key(identity: Identity | None, address: str | None) -> str:
     """What a caller is counted by: its token, or its address if it has presented none."""
-    if identity is not None:
+    if identity is not None and identity != ANONYMOUS:
         return f"token {identity.name}"
     return f"address {_network(address or '')}"
 

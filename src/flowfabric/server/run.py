@@ -7,10 +7,11 @@ second signal stops it at once.
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from time import monotonic
 from typing import Any
 
@@ -32,6 +33,23 @@ log = logging.getLogger("flowfabric.server")
 KEEP_ALIVE = 75
 """Seconds that an idle connection is kept; longer than the 60 of common proxies, which would
 otherwise send a request into a connection that is just being closed."""
+
+
+RESERVED_FILES = 128
+"""Files for the store and the log: connections must not use up all that the process may open."""
+MOST_FILES = 65_536
+
+
+def connections_allowed() -> int:
+    """How many connections the process can hold. Asks for as many files as the system grants."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+    known = most if soft == resource.RLIM_INFINITY else soft
+    return max(known - RESERVED_FILES, known // 2)
 
 
 def address_of(listening: socket.socket, options: ServerOptions) -> str:
@@ -56,12 +74,13 @@ class Server:
         """A server on an engine. Invalid if it would let everyone in who can reach it."""
         if options.token is not None:
             engine.tokens.trust(options.token)
+        is_open = not await engine.tokens.any_made()
         any_token = await engine.tokens.any_live()
         check_exposure(options, any_token=any_token)
-        for warning in warnings_of(options, any_token=any_token):
+        for warning in warnings_of(options, any_token=any_token, is_open=is_open):
             log.warning(warning)
         enable()
-        authentication = Authentication(engine, is_open=not any_token)
+        authentication = Authentication(engine, is_open=is_open)
         return cls(ServerContext(engine, authentication, options), listening)
 
     def on_drain(self, act: Callable[[], None]) -> None:
@@ -122,9 +141,13 @@ class _Uvicorn(uvicorn.Server):
 
 def _config(context: ServerContext) -> uvicorn.Config:
     options = context.options
+
+    class Limited(GuardedProtocol):
+        most_connections = connections_allowed()
+
     return uvicorn.Config(
         create_app(context),
-        http=GuardedProtocol,
+        http=Limited,
         lifespan="off",
         log_config=None,
         access_log=False,

@@ -11,14 +11,16 @@ from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.numbers import check_limit
 from flowfabric.core.base.plain import plain_bytes
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.status import PublicState
+from flowfabric.core.execution.status import ENDED, PublicState
 from flowfabric.engine.execution.views import Ending
-from flowfabric.server.access import caller_of, needs
+from flowfabric.server.access import caller_of, check_again, needs, run_filter
 from flowfabric.server.context import engine_of
 from flowfabric.server.documents import document, plain
+from flowfabric.server.explanations import without_foreign_runs
 from flowfabric.server.long_polls import while_wanted
 from flowfabric.server.parameters import (
     MAX_PAGE,
+    MAX_WAIT,
     Cursor,
     Namespace,
     PageLimit,
@@ -134,8 +136,10 @@ async def explain_execution(
     request: Request[Any, Any, Any], id: FromPath[str]
 ) -> Response[dict[str, Any]]:
     """Why the execution does not run, beginning with what must change first."""
-    key = await find_run(request, id)
-    return respond(document(await engine_of(request).explain(key)))
+    key, engine = await find_run(request, id), engine_of(request)
+    found = await engine.explain(key)
+    sees = run_filter(caller_of(request), engine)
+    return respond(document(await without_foreign_runs(found, sees)))
 
 
 @get("/v1/executions/{id:str}/signals", opt=needs("read"))
@@ -178,7 +182,10 @@ async def wait_for_execution(
     state = await engine.views.state(key)
     if state is None:
         raise NotFound("execution", id)
-    waiting, _ = await while_wanted(request, engine.views.wait(key, read_wait(wait)))
+    seconds = read_wait(wait)
+    patience = MAX_WAIT if state in ENDED else seconds  # the end is there: it only has to be read
+    waiting, _ = await while_wanted(request, engine.views.wait(key, patience))
+    await check_again(request)
     try:
         return respond(_ending(waiting.result()))
     except (TimeoutError, asyncio.CancelledError):

@@ -3,12 +3,13 @@
 A slow client holds back the source: the next item is taken only when the last one is on its way,
 so a connection keeps one item in memory. A comment every 15 seconds keeps proxies from closing an
 idle connection and finds out clients that are gone. A draining server ends the stream; clients
-connect again, elsewhere.
+connect again, elsewhere. A stream whose token was revoked or has expired ends with an error.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from anyio import CancelScope
@@ -18,6 +19,7 @@ from msgspec import Struct
 
 from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.engine.commit.observer import followed
+from flowfabric.server.access import check_again
 from flowfabric.server.context import ServerContext, context_of
 from flowfabric.server.errors import answer_to
 from flowfabric.server.wire import encode
@@ -48,7 +50,7 @@ def last_event_id(request: Request[Any, Any, Any]) -> str | None:
 
 
 def event_stream(request: Request[Any, Any, Any], source: Source) -> Stream:
-    items = _measured(_items(source, context_of(request)))
+    items = _measured(_items(source, context_of(request), partial(check_again, request)))
     return Stream(items, media_type="text/event-stream", headers=_HEADERS)
 
 
@@ -59,7 +61,9 @@ async def _measured(items: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
                 yield item
 
 
-async def _items(source: Source, context: ServerContext) -> AsyncGenerator[bytes, None]:
+async def _items(
+    source: Source, context: ServerContext, check: Callable[[], Awaitable[None]]
+) -> AsyncGenerator[bytes, None]:
     yield RETRY
     draining = asyncio.ensure_future(context.draining.wait())
     coming: asyncio.Future[ServerEvent] | None = None
@@ -68,6 +72,7 @@ async def _items(source: Source, context: ServerContext) -> AsyncGenerator[bytes
             coming = coming or asyncio.ensure_future(anext(source))
             waiting: set[asyncio.Future[Any]] = {coming, draining}
             await asyncio.wait(waiting, timeout=HEARTBEAT, return_when=asyncio.FIRST_COMPLETED)
+            await check()
             if not coming.done():
                 yield b": still here\n\n"
                 continue

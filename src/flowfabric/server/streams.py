@@ -18,7 +18,7 @@ from flowfabric.core.execution.status import ENDED
 from flowfabric.engine.commit.observer import followed
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.streams import FramePage
-from flowfabric.server.access import needs
+from flowfabric.server.access import check_again, needs
 from flowfabric.server.context import ServerContext, context_of, engine_of
 from flowfabric.server.long_polls import while_wanted
 from flowfabric.server.parameters import check_digits, find_run
@@ -116,6 +116,7 @@ async def tail_stream(
         visibility=visibility,
     )
     with _reader(context_of(request)):
+<<<<<<< HEAD
         waiting = _found(request, id, partial(tail, block=block_ms / 1000), block_ms / 1000)
         tailing, _ = await while_wanted(request, waiting)
         page = await _found(request, id, tail) if tailing.cancelled() else tailing.result()
@@ -146,6 +147,12 @@ async def latest_summary(
     """The rolling document of the newest attempt; 404 before its first summary frame."""
     made = await engine_of(request).views.attempts_made(await find_run(request, id))
     return await _summary(request, id, max(0, made - 1))
+=======
+        tailing, _ = await while_wanted(request, tail(block=block_ms / 1000))
+        await check_again(request)
+        page = await tail() if tailing.cancelled() else tailing.result()
+    return respond(_frames(page))
+>>>>>>> secure
 
 
 @get("/v1/executions/{id:str}/attempts/{index:str}/summary", opt=needs("read"))

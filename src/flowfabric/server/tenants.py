@@ -19,6 +19,8 @@ from flowfabric.core.execution.event_filter import EventFilter
 from flowfabric.core.execution.lease import Owner
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.submission import Submission
+from flowfabric.core.explain.lane import LaneExplanation
+from flowfabric.core.explain.reasons import Explanation
 from flowfabric.core.flow.graph import Graph
 from flowfabric.core.flow.join import Edge
 from flowfabric.core.flow.model import Parent
@@ -27,6 +29,7 @@ from flowfabric.engine.execution.attempts import FencedExecution
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.remote.operations import Operation, Touches
 from flowfabric.remote.wire import HeldClaim
+from flowfabric.server.explanations import without_foreign_runs
 from flowfabric.store.queries import Query, Renewal
 
 MAX_KNOWN = 10_000
@@ -120,12 +123,26 @@ class Admission:
             setattr(error, name, self._restored(value))
         return error
 
-    def restore_answer(self, answer: Any) -> Any:
-        """An answer about what the caller has named; ids alone are answered for unknown ones."""
-        return self._restored(answer) if self._stand_ins else answer
+    async def answer(self, answer: Any) -> Any:
+        """An answer as far as the caller sees it, about what the caller has named. Ids alone are
+        answered for unknown ones."""
+        if self._caller.sees_all:
+            return answer
+        match answer:
+            case [Claim(), *_]:
+                # A second try is answered by the name of its worker, which is no secret.
+                return [claim for claim in answer if self._sees_claim(claim)]
+            case Explanation() | LaneExplanation():
+                return await without_foreign_runs(answer, self._sees_run)
+            case _:
+                return self._restored(answer) if self._stand_ins else answer
 
-    def sees_claim(self, claim: Claim) -> bool:
+    def _sees_claim(self, claim: Claim) -> bool:
         return self._caller.sees(claim.snapshot.execution.route.namespace)
+
+    async def _sees_run(self, uuid: UUID) -> bool:
+        namespace = await self._tenants.of_run(uuid)
+        return namespace is not None and self._caller.sees(namespace)
 
     # -- arguments
 

@@ -118,6 +118,11 @@ class Tokens(Service):
             after = page[-1].name
         return False
 
+    async def any_made(self) -> bool:
+        """Whether there is a token, or was one: tokens that were revoked or have expired count, as
+        they are kept."""
+        return self._trusted is not None or bool(await self.list(limit=1))
+
     async def revoke(self, name: str, *, by: str = "") -> TokenInfo:
         """Ends a token, with all its secrets. Revoking it again changes nothing."""
         key, who = rules.check_token_name(name), _who(by)

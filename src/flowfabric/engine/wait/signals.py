@@ -6,7 +6,7 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import Invalid, InvalidToken, NotFound
+from flowfabric.core.base.errors import Invalid, InvalidToken, MissingToken, NotFound
 from flowfabric.core.base.ids import parse_uuid
 from flowfabric.core.base.numbers import check_limit, check_whole
 from flowfabric.core.base.shape import check_shape
@@ -137,7 +137,9 @@ class Signals(Service):
 
     async def look(self, id: str, waitpoint: UUID, token: Token | str | None) -> AskedDecision:
         """What the holder of a token is asked to decide. It uses the token up in no way. An unknown
-        run or waitpoint and a wrong token get the same answer."""
+        run or waitpoint and a wrong token get the same answer; without a token, all do."""
+        if not token:
+            raise MissingToken("a token is required")
         target, claims = parse_uuid(waitpoint, "waitpoint"), peek(token)
         kid = token.kid if isinstance(token, Token) else _kid(token)
         credential = Credential(await self._context.ring.for_token(kid), token)

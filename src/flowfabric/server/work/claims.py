@@ -29,7 +29,13 @@ from flowfabric.core.execution.model import Failure, WorkerIdentity
 from flowfabric.core.execution.retry import Category
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.server.access import caller_of, check_namespace, check_run, needs
+from flowfabric.server.access import (
+    caller_of,
+    check_again,
+    check_namespace,
+    check_run,
+    needs,
+)
 from flowfabric.server.context import ServerContext, context_of
 from flowfabric.server.long_polls import while_wanted
 from flowfabric.server.wire import read_id, respond
@@ -96,12 +102,18 @@ async def _unless_gone(
 ) -> list[Claim]:
     """What the claim takes, nothing if the server begins to stop before. If the client goes away
     meanwhile, what was taken is handed back: the engine does that for a claim that is cancelled,
-    and this function for one that was just done."""
+    and this function for one that was just done. So it is if the token was revoked meanwhile."""
     claiming, gone = await while_wanted(request, claim)
     taken = [] if claiming.cancelled() else claiming.result()
+    engine = context_of(request).engine
     if gone:
-        await hand_back(context_of(request).engine, taken)
+        await hand_back(engine, taken)
         return []
+    try:
+        await check_again(request)
+    except FlowFabricError:
+        await hand_back(engine, taken)
+        raise
     return taken
 
 
