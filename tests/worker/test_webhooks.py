@@ -618,3 +618,18 @@ async def test_an_application_shares_a_subscription(bench: Bench) -> None:
     await subscriptions.delete("s")
     with pytest.raises(NotFound):
         await subscriptions.get("s")
+
+
+async def test_a_reader_without_events_has_nothing_to_acknowledge(bench: Bench) -> None:
+    """An empty cursor is where events end now: what another process still handles is before it."""
+    subscriptions = bench.fabric.subscriptions
+    made = await subscriptions.create("s")
+    await end_one(bench)
+    held = await subscriptions.read("s", holder="a")
+    assert len(held.events) == 1
+    other = await subscriptions.read("s", holder="b")
+    assert (other.held_by, other.cursor) == ("a", "")
+    with pytest.raises(Invalid, match="empty"):
+        await subscriptions.ack("s", other.cursor)
+    assert (await subscriptions.get("s")).cursor == made.cursor
+    assert (await subscriptions.read("s", holder="a")).events == held.events
