@@ -101,7 +101,7 @@ async def test_bad_cursors_and_limits_are_400(
     assert reply.json()["error"]
 
 
-@pytest.mark.parametrize("index", ["x", "-1", "99999999999"])
+@pytest.mark.parametrize("index", ["x", "-1", "99999999999", "%D9%A3"])
 async def test_a_bad_index_is_400(http: httpx.AsyncClient, lab: Lab, index: str) -> None:
     claim = await lab.running()
     reply = await http.get(f"/v1/executions/{claim.id}/attempts/{index}/stream")
@@ -162,3 +162,37 @@ async def test_server_sent_events_follow_all_attempts(
         again = Events.open(f"{address}/v1/executions/{claim.id}/stream", last_id=resume)
         async with again as resumed:
             assert (await resumed.next("frame"))["fields"]["payload"] == "two"
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("?after=nonsense", 400),
+        ("?after=0:nonsense", 400),
+        ("?after=0:start", 400),
+        ("?after=x:1-1", 400),
+        ("?after=%D9%A3:1-1", 400),
+        ("?attempt=0&after=1:1-1", 400),
+        ("?attempt=-1", 400),
+        ("?attempt=99999999999", 400),
+        ("?attempt=7", 404),
+        ("?after=7:1-1", 404),
+    ],
+)
+async def test_what_cannot_be_followed_is_refused_with_a_status(
+    http: httpx.AsyncClient, lab: Lab, query: str, status: int
+) -> None:
+    """Bad input gets the documented 4xx: no stream begins that consists of an error."""
+    claim = await lab.running()
+    await lab.complete(claim)
+    reply = await http.get(f"/v1/executions/{claim.id}/stream{query}")
+    assert reply.status_code == status, reply.text
+    assert reply.json()["code"] == ("not_found" if status == 404 else "invalid_input")
+
+
+async def test_a_bad_last_event_id_is_refused_with_a_status(
+    http: httpx.AsyncClient, lab: Lab
+) -> None:
+    claim = await lab.running()
+    url, headers = f"/v1/executions/{claim.id}/stream", {"Last-Event-ID": "nonsense"}
+    assert (await http.get(url, headers=headers)).status_code == 400
