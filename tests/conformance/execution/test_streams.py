@@ -486,6 +486,18 @@ async def test_a_gap_counts_only_for_readers_that_would_have_seen_it(lab: Lab) -
     assert (await read(lab, claim, visibility=only)).gap is None
 
 
+async def test_expired_frames_are_no_gap_for_readers_that_leave_them_out(lab: Lab) -> None:
+    """Q-10: the same before a sweep has deleted them and afterwards"""
+    claim = await lab.running()
+    await lab.engine.streams.append(claim, live(b"l", ttl=Millis(1000)))
+    lab.clock.advance(2000)
+    for _ in range(2):
+        page = await read(lab, claim, visibility=Visibility.EXCLUDE_BEST_EFFORT)
+        assert (page.gap, page.cursor) == (None, FrameId(0, 0))
+        assert (await read(lab, claim)).gap is not None
+        await lab.engine.streams.expire()
+
+
 # -- closing
 
 

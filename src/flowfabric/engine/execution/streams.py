@@ -32,6 +32,7 @@ from flowfabric.core.execution.frame import (
     Frame,
     FrameId,
     NewFrame,
+    StreamMode,
     Visibility,
     check_frame,
     parse_after,
@@ -329,8 +330,8 @@ def _found(
     query, stream = ask.query, found.stream
     closed = rules.closing(snapshot, query.attempt, past)
     frames, gaps = found.frames, [found.gaps[mode] for mode in query.modes if mode in found.gaps]
-    if stream is not None and stream.expired(now):
-        frames, gaps = (), [stream.header.last]
+    if stream is not None and stream.expired(now):  # it has best-effort frames only
+        frames, gaps = (), [stream.header.last] if StreamMode.BEST_EFFORT in query.modes else []
     page = frames[: query.limit - 1]
     last = page[-1].id if len(frames) > len(page) else query.last
     gap = max((gap for gap in gaps if query.first <= gap <= last), default=None)
