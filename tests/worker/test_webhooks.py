@@ -200,6 +200,24 @@ async def test_events_that_were_deleted_unread_are_reported(
     assert [event.get("execution_id") for event in receiver.events if event not in gaps] == [left]
 
 
+async def test_runs_that_are_kept_for_a_moment_are_delivered(
+    bench: Bench, receiver: Receiver
+) -> None:
+    """F-65: a sweep that comes before the delivery was submitted deletes nothing"""
+
+    @bench.fabric.task(name="brief", retention=0)
+    async def brief() -> None: ...
+
+    await hook(bench, receiver)
+    run = await brief.with_options(lane="elsewhere").submit()
+    await run.cancel()
+    bench.clock.advance(HOUR)
+    assert await bench.engine.sweep.trim() == 0
+    await deliver(bench)
+    assert receiver.runs == [str(run.id)]
+    assert await bench.engine.sweep.trim() == 1
+
+
 # -- crashes
 
 
