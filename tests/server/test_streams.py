@@ -9,7 +9,10 @@ import pytest
 from flowfabric.core.execution.frame import NewFrame, StreamMode
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
+from flowfabric.server.app import create_app
+from flowfabric.server.authentication import Authentication
 from flowfabric.server.context import ServerContext
+from flowfabric.server.options import ServerOptions
 from flowfabric.store.clock import ManualClock
 from tests.kit.lab import Lab
 from tests.server.listening import Events, listening
@@ -132,6 +135,25 @@ async def test_readers_beyond_the_pool_get_429(
     assert (reply.json()["kind"], reply.json()["retryable"]) == ("resource_exhausted", True)
     context.draining.set()
     assert (await http.get(path(claim))).status_code == 503
+
+
+async def test_a_burst_of_tails_is_served_as_far_as_the_pool_goes(engine: Engine, lab: Lab) -> None:
+    """C-T125, server-sdk.md 1.7: a pool of two and five tails; whoever waits keeps its place"""
+    options = ServerOptions(max_stream_readers=2)
+    context = ServerContext(engine, Authentication(engine, is_open=True), options)
+    transport = httpx.ASGITransport(create_app(context))
+    claim = await lab.running()
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
+        url = path(claim, "/tail?block_ms=30000")
+        tails = [asyncio.ensure_future(http.get(url)) for _ in range(5)]
+        while sum(tail.done() for tail in tails) < 3:
+            await asyncio.wait(tails, return_when=asyncio.FIRST_COMPLETED, timeout=0.01)
+        assert [tail.result().status_code for tail in tails if tail.done()] == [429] * 3
+        assert context.stream_readers == 2
+        await append(lab, claim, b"one")
+        replies = [await tail for tail in tails]
+        assert sorted(reply.status_code for reply in replies) == [200, 200, 429, 429, 429]
+        assert (context.stream_readers, (await http.get(path(claim))).status_code) == (0, 200)
 
 
 async def test_the_summary_is_merged(http: httpx.AsyncClient, lab: Lab) -> None:
