@@ -34,6 +34,9 @@ from flowfabric.store.readable import load_each
 
 Key = tuple[UUID, int]
 
+ROUNDS = 100
+"""How often an append is tried that loses against another process with the same lease."""
+
 REMEMBERED = 1024
 """How many headers are remembered."""
 
@@ -53,8 +56,10 @@ class Append(Struct, frozen=True):
     place: EmitPlace | None = None
 
 
-Answer = tuple[AppendedFrame, ...] | Exception | None
+Settled = tuple[AppendedFrame, ...] | None
 """Of an append; None: its lease does not stand."""
+
+Answer = Settled | Exception | Literal[RaceLost.RACE_LOST]
 
 
 class FrameWrites:
@@ -62,36 +67,37 @@ class FrameWrites:
         self._context = context
         self._store = context.store
         self._known: OrderedDict[Key, Stream] = OrderedDict()
-        self._batcher: Batcher[Append, tuple[AppendedFrame, ...] | None] = Batcher(
+        self._batcher: Batcher[Append, Settled | Literal[RaceLost.RACE_LOST]] = Batcher(
             "frames", self._flush, weight=_weight
         )
 
     async def put(self, item: Append) -> tuple[AppendedFrame, ...] | None:
         """The answer once the frames are durable; None if the lease does not stand."""
-        return await self._batcher.put(item)
+
+        async def round(number: int) -> Settled | Literal[RaceLost.RACE_LOST]:
+            return await self._batcher.put(item)
+
+        return await retry(round, "a stream", ROUNDS)
 
     async def drain(self) -> None:
         await self._batcher.drain()
 
     async def _flush(self, items: list[Append]) -> list[Answer]:
+        """One try for each. What has lost against another process comes again in a flush of its
+        own time, so that it keeps no other stream waiting and fails none."""
         answers: dict[int, Answer] = {}
         every = dict(enumerate(items))
         streams = await self._learn(every, answers)
-
-        async def round(number: int) -> list[Answer] | Literal[RaceLost.RACE_LOST]:
-            waiting = {at: item for at, item in every.items() if at not in answers}
+        while waiting := {at: item for at, item in every.items() if at not in answers}:
             refused = await self._try(waiting, streams, answers)
             for key, tried in refused.items():
-                found = await self._store.streams([key])
-                if found.get(key, streams[key]).version == streams[key].version:
+                found = (await self._store.streams([key])).get(key, streams[key])
+                if found.version == streams[key].version:
                     answers.update(dict.fromkeys(tried))  # as it was decided on: it is the fence
                 else:
-                    streams[key] = found[key]
-            if len(answers) < len(every):
-                return RACE_LOST
-            return [answers[at] for at in every]
-
-        return await retry(round, "a stream")
+                    self._remember(found)
+                    answers.update(dict.fromkeys(tried, RACE_LOST))
+        return [answers[at] for at in every]
 
     async def _try(
         self, waiting: dict[int, Append], streams: dict[Key, Stream], answers: dict[int, Answer]
