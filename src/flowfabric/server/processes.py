@@ -74,12 +74,8 @@ class ServerProcesses:
 
     def _watch(self) -> None:
         self._children = [self._start() for _ in range(self._count)]
-        passed_on = 0
         while any(child.poll() is None for child in self._children) or not self._signals:
-            if passed_on < self._signals:
-                passed_on += 1
-                self._terminate()
-            elif not self._signals:
+            if not self._signals:
                 self._replace_ended()
             time.sleep(LOOK_EVERY)
 
@@ -105,8 +101,6 @@ class ServerProcesses:
                 )
                 self._forget(child.pid)
                 time.sleep(RESTART_AFTER)
-                if self._signals:
-                    return
                 self._children[place] = self._start()
 
     def _forget(self, process: int) -> None:
@@ -115,10 +109,7 @@ class ServerProcesses:
             path.unlink(missing_ok=True)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Only counts: a process that is just being started is not in the list yet."""
         self._signals += 1
-
-    def _terminate(self) -> None:
         for child in self._children:
             if child.poll() is None:
                 child.terminate()
