@@ -180,6 +180,11 @@ _NAMED = [
     _named("POST", "subscriptions", "/ack", "read", {"cursor": "e1"}),
     _named("POST", "subscriptions", "/release", "read"),
     _named("DELETE", "subscriptions", "", "operate"),
+    _named("GET", "webhooks", "", "operate"),
+    _named("POST", "webhooks", "/pause", "operate"),
+    _named("POST", "webhooks", "/resume", "operate"),
+    _named("POST", "webhooks", "/test", "operate"),
+    _named("DELETE", "webhooks", "", "operate"),
 ]
 _PLACES = [
     Route("POST", "/v1/executions", "submit", Apart.REFUSES, body=CREATE),
@@ -199,6 +204,14 @@ _PLACES = [
     ),
     Route(
         "PUT", "/v1/subscriptions/{name}", "operate", Apart.REFUSES, body={"namespace": "{place}"}
+    ),
+    Route("GET", "/v1/webhooks", "operate", Apart.REFUSES, "/v1/webhooks?namespace={place}"),
+    Route(
+        "PUT",
+        "/v1/webhooks/{name}",
+        "operate",
+        Apart.REFUSES,
+        body={"url": "https://example.org/in", "namespace": "{place}"},
     ),
     Route(
         "POST",

@@ -16,6 +16,7 @@ from flowfabric.core.base.errors import Unavailable
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.registry import FOREVER
 from flowfabric.core.execution.submission import Creation
 from flowfabric.core.flow.progress import DownstreamChange
 from flowfabric.core.limit.release import Release
@@ -167,8 +168,10 @@ class LostReplies(Wrapper):
         answer = await call(*args, **named)
         return self._lose(answer) if name == "put" else answer
 
-    async def trim(self, ended_before: Millis, now: Millis, limit: int) -> int:
-        return self._lose(await self.inner.trim(ended_before, now, limit))
+    async def trim(
+        self, ended_before: Millis, now: Millis, limit: int, unread_from: Millis = FOREVER
+    ) -> int:
+        return self._lose(await self.inner.trim(ended_before, now, limit, unread_from))
 
     def _lose(self, reply: T) -> T:
         if self.armed and reply:

@@ -15,7 +15,7 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.event_filter import EventFilter
+from flowfabric.core.execution.event_filter import EventBatch, EventFilter
 from flowfabric.core.execution.model import Failure, WorkerIdentity
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.step import Step
@@ -283,6 +283,61 @@ async def test_a_webhook_of_another_tenant_is_not_taken_over(
         await tenant.webhooks.put("hook", "https://ours.example.com", EventFilter(namespace="ours"))
     assert await inside.webhooks.get("hook") == before
     await tenant.webhooks.put("mine", "https://ours.example.com", EventFilter(namespace="ours"))
+
+
+async def test_a_tenant_has_its_own_subscriptions_and_webhooks(
+    tenant: Engine, inside: Engine
+) -> None:
+    """What it may create it may also read, acknowledge, pause and delete."""
+    wanted = EventFilter(namespace="ours")
+    made = await tenant.subscriptions.create("mine", wanted)
+    await inside.executions.cancel(await ours(tenant), reason="done")
+    await inside.executions.cancel(await theirs(inside), reason="done")
+    batch = await tenant.subscriptions.read("mine", holder="a")
+    assert isinstance(batch, EventBatch)
+    assert [event.namespace for event in batch.events] == ["ours"]
+    await tenant.subscriptions.ack("mine", batch.cursor)
+    await tenant.subscriptions.release("mine", holder="a")
+    assert (await tenant.subscriptions.get("mine")).cursor == batch.cursor > made.cursor
+    await tenant.subscriptions.delete("mine")
+    await tenant.webhooks.put("hook", "https://ours.example.com", wanted)
+    assert (await tenant.webhooks.pause("hook", reason="holiday")).paused
+    assert not (await tenant.webhooks.resume("hook")).paused
+    await tenant.webhooks.test("hook")
+    await tenant.webhooks.delete("hook")
+    with pytest.raises(NotFound):
+        await inside.webhooks.get("hook")
+
+
+READERS: dict[str, Callable[[Engine, str], Awaitable[Any]]] = {
+    "subscriptions.get": lambda engine, name: engine.subscriptions.get(name),
+    "subscriptions.read": lambda engine, name: engine.subscriptions.read(name, holder="a"),
+    "subscriptions.ack": lambda engine, name: engine.subscriptions.ack(name, 0),
+    "subscriptions.release": lambda engine, name: engine.subscriptions.release(name, holder="a"),
+    "subscriptions.delete": lambda engine, name: engine.subscriptions.delete(name),
+    "webhooks.get": lambda engine, name: engine.webhooks.get(name),
+    "webhooks.pause": lambda engine, name: engine.webhooks.pause(name),
+    "webhooks.resume": lambda engine, name: engine.webhooks.resume(name),
+    "webhooks.test": lambda engine, name: engine.webhooks.test(name),
+    "webhooks.delete": lambda engine, name: engine.webhooks.delete(name),
+}
+
+
+@pytest.mark.parametrize("operation", READERS)
+@pytest.mark.parametrize("namespace", ["theirs", None])
+async def test_a_reader_of_another_tenant_answers_like_an_unknown_one(
+    tenant: Engine, inside: Engine, operation: str, namespace: str | None
+) -> None:
+    """One of all namespaces too: it sees the events of others."""
+    wanted = EventFilter(namespace=namespace)
+    await inside.subscriptions.create("hidden", wanted)
+    await inside.webhooks.put("hidden", "https://theirs.example.com", wanted)
+    deed = READERS[operation]
+    hidden, unknown = [await _tried(deed(tenant, name)) for name in ("hidden", "absent")]
+    assert isinstance(hidden, NotFound)
+    assert str(hidden) == str(unknown).replace("absent", "hidden")
+    assert (await inside.subscriptions.get("hidden")).holder is None
+    assert not (await inside.webhooks.get("hidden")).paused
 
 
 async def test_a_tenant_spends_from_the_budgets_of_its_run_alone(

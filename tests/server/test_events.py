@@ -3,6 +3,7 @@
 import httpx
 import pytest
 
+from flowfabric.core.execution.event_filter import encode_cursor
 from flowfabric.engine.engine import Engine
 from flowfabric.server.context import ServerContext
 from flowfabric.store.clock import ManualClock
@@ -90,3 +91,27 @@ async def test_a_subscription_keeps_its_cursor(http: httpx.AsyncClient, lab: Lab
     assert empty.json()["events"] == []
     assert (await http.delete(url)).status_code == 204
     assert (await http.get(url)).status_code == 404
+
+
+async def test_a_subscription_does_not_begin_beyond_the_last_event(
+    http: httpx.AsyncClient, lab: Lab
+) -> None:
+    """A cursor of another store would skip whatever happens until that number is reached."""
+    await lab.complete(await lab.running())
+    url = "/v1/subscriptions/audit"
+    reply = await http.put(url, json={"after": encode_cursor(71)})
+    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_input")
+    assert (await http.get(url)).status_code == 404
+    assert (await http.put(url, json={"after": encode_cursor(1)})).status_code == 200
+    batch = await http.post(f"{url}/read", params={"holder": "a"})
+    assert [each["kind"] for each in batch.json()["events"]] == ["completed"]
+
+
+async def test_an_empty_cursor_acknowledges_nothing(http: httpx.AsyncClient, lab: Lab) -> None:
+    url = "/v1/subscriptions/audit"
+    made = (await http.put(url, json={})).json()
+    await lab.complete(await lab.running())
+    await http.post(f"{url}/read", params={"holder": "a"})
+    reply = await http.post(f"{url}/ack", json={"cursor": ""})
+    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_input")
+    assert (await http.get(url)).json()["cursor"] == made["cursor"]

@@ -71,7 +71,12 @@ async def theirs(http: httpx.AsyncClient) -> World:
     await add_member(http, flow, **kind)
     schedule = {"execution_kind": SECRET, "every": "1h", "namespace": THEIRS}
     for name in (f"a-{SECRET}", f"z-{SECRET}"):
-        for noun, body in (("schedules", schedule), ("subscriptions", {"namespace": THEIRS})):
+        nouns = {
+            "schedules": schedule,
+            "subscriptions": {"namespace": THEIRS},
+            "webhooks": {"url": f"https://{SECRET}.example.org", "namespace": THEIRS},
+        }
+        for noun, body in nouns.items():
             assert (await http.put(f"/v1/{noun}/{name}", json=body)).status_code == 200
         body = {"worker_id": SECRET, "namespace": THEIRS}
         assert (await http.put(f"/v1/workers/{name}", json=body)).status_code == 200
@@ -174,5 +179,5 @@ async def _seen(http: httpx.AsyncClient) -> list[str]:
     """The world of the other tenant, as one who sees all of it finds it."""
     return [
         (await http.get(f"/v1/{noun}", params={"namespace": THEIRS})).text
-        for noun in ("executions/search", "flows", "subscriptions", "waitpoints")
+        for noun in ("executions/search", "flows", "subscriptions", "webhooks", "waitpoints")
     ] + [(await http.get("/v1/schedules")).text]

@@ -9,7 +9,10 @@ import pytest
 from flowfabric.core.execution.frame import NewFrame, StreamMode
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
+from flowfabric.server.app import create_app
+from flowfabric.server.authentication import Authentication
 from flowfabric.server.context import ServerContext
+from flowfabric.server.options import ServerOptions
 from flowfabric.store.clock import ManualClock
 from tests.kit.http import EXECUTION
 from tests.kit.lab import Lab
@@ -106,7 +109,7 @@ async def test_bad_cursors_and_limits_are_400(
     assert reply.json()["error"]
 
 
-@pytest.mark.parametrize("index", ["x", "-1", "99999999999"])
+@pytest.mark.parametrize("index", ["x", "-1", "99999999999", "%D9%A3"])
 async def test_a_bad_index_is_400(http: httpx.AsyncClient, lab: Lab, index: str) -> None:
     claim = await lab.running()
     reply = await http.get(f"/v1/executions/{claim.id}/attempts/{index}/stream")
@@ -210,6 +213,25 @@ async def test_the_summary_of_the_newest_attempt(http: httpx.AsyncClient, lab: L
     assert (await http.get(url)).json()["document"] == {"done": 1}
 
 
+async def test_a_burst_of_tails_is_served_as_far_as_the_pool_goes(engine: Engine, lab: Lab) -> None:
+    """C-T125, server-sdk.md 1.7: a pool of two and five tails; whoever waits keeps its place"""
+    options = ServerOptions(max_stream_readers=2)
+    context = ServerContext(engine, Authentication(engine, is_open=True), options)
+    transport = httpx.ASGITransport(create_app(context))
+    claim = await lab.running()
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
+        url = path(claim, "/tail?block_ms=30000")
+        tails = [asyncio.ensure_future(http.get(url)) for _ in range(5)]
+        while sum(tail.done() for tail in tails) < 3:
+            await asyncio.wait(tails, return_when=asyncio.FIRST_COMPLETED, timeout=0.01)
+        assert [tail.result().status_code for tail in tails if tail.done()] == [429] * 3
+        assert context.stream_readers == 2
+        await append(lab, claim, b"one")
+        replies = [await tail for tail in tails]
+        assert sorted(reply.status_code for reply in replies) == [200, 200, 429, 429, 429]
+        assert (context.stream_readers, (await http.get(path(claim))).status_code) == (0, 200)
+
+
 async def test_the_summary_is_merged(http: httpx.AsyncClient, lab: Lab) -> None:
     claim = await lab.running()
     url = f"/v1/executions/{claim.id}/attempts/0/summary"
@@ -238,3 +260,37 @@ async def test_server_sent_events_follow_all_attempts(
         again = Events.open(f"{address}/v1/executions/{claim.id}/stream", last_id=resume)
         async with again as resumed:
             assert (await resumed.next("frame"))["fields"]["payload"] == "two"
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("?after=nonsense", 400),
+        ("?after=0:nonsense", 400),
+        ("?after=0:start", 400),
+        ("?after=x:1-1", 400),
+        ("?after=%D9%A3:1-1", 400),
+        ("?attempt=0&after=1:1-1", 400),
+        ("?attempt=-1", 400),
+        ("?attempt=99999999999", 400),
+        ("?attempt=7", 404),
+        ("?after=7:1-1", 404),
+    ],
+)
+async def test_what_cannot_be_followed_is_refused_with_a_status(
+    http: httpx.AsyncClient, lab: Lab, query: str, status: int
+) -> None:
+    """Bad input gets the documented 4xx: no stream begins that consists of an error."""
+    claim = await lab.running()
+    await lab.complete(claim)
+    reply = await http.get(f"/v1/executions/{claim.id}/stream{query}")
+    assert reply.status_code == status, reply.text
+    assert reply.json()["code"] == ("not_found" if status == 404 else "invalid_input")
+
+
+async def test_a_bad_last_event_id_is_refused_with_a_status(
+    http: httpx.AsyncClient, lab: Lab
+) -> None:
+    claim = await lab.running()
+    url, headers = f"/v1/executions/{claim.id}/stream", {"Last-Event-ID": "nonsense"}
+    assert (await http.get(url, headers=headers)).status_code == 400

@@ -114,12 +114,12 @@ async def test_a_reader_does_not_wait_for_ever_and_skips_nothing(
         await draw_late(slow, held.execution.uuid)
         await bench.store.end([bench.completion(held)], bench.now)
         page = await bench.store.events(EventQuery(after=cursor))
-        assert (page.events, page.cursor) == ((), cursor)
+        assert (page.events, page.cursor, page.settled) == ((), cursor, False)
         with pytest.raises(Unavailable):
             await bench.store.events(EventQuery(after=NEWEST))
     monkeypatch.undo()
     page = await bench.store.events(EventQuery(after=cursor))
-    assert len(page.events) == 2
+    assert (len(page.events), page.settled) == (2, True)
 
 
 async def test_transactions_that_write_no_event_hold_up_no_reader(bench: Bench) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from flowfabric.core.base.errors import Corruption, Invalid, SchemaTooNew, Unavailable
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.registry import FOREVER
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.postgres import open_postgres
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
@@ -247,8 +248,10 @@ async def test_a_page_of_failures_reads_its_index_in_order_and_stops(crowded: Be
 async def test_counts_and_trims_do_not_read_all_that_ended(crowded: Bench) -> None:
     steps = await plan(crowded, FREE, "state_counts", None, None, 100_001, [1, 2, 3, 4])
     assert "using done_outcome on done" in steps
-    steps = await plan(crowded, FREE, "trimmable_executions", 0, 0, 500)
-    assert "Seq Scan on done" not in steps
+    for unread_from in (0, crowded.now, FOREVER):
+        steps = await plan(crowded, FREE, "trimmable_executions", 0, 0, 500, unread_from)
+        assert "Seq Scan on done" not in steps
+    assert "done_trim_at" in steps
 
 
 async def test_loads_and_endings_read_by_key(crowded: Bench) -> None:

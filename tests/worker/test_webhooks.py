@@ -200,6 +200,24 @@ async def test_events_that_were_deleted_unread_are_reported(
     assert [event.get("execution_id") for event in receiver.events if event not in gaps] == [left]
 
 
+async def test_runs_that_are_kept_for_a_moment_are_delivered(
+    bench: Bench, receiver: Receiver
+) -> None:
+    """F-65: a sweep that comes before the delivery was submitted deletes nothing"""
+
+    @bench.fabric.task(name="brief", retention=0)
+    async def brief() -> None: ...
+
+    await hook(bench, receiver)
+    run = await brief.with_options(lane="elsewhere").submit()
+    await run.cancel()
+    bench.clock.advance(HOUR)
+    assert await bench.engine.sweep.trim() == 0
+    await deliver(bench)
+    assert receiver.runs == [str(run.id)]
+    assert await bench.engine.sweep.trim() == 1
+
+
 # -- crashes
 
 
@@ -618,3 +636,18 @@ async def test_an_application_shares_a_subscription(bench: Bench) -> None:
     await subscriptions.delete("s")
     with pytest.raises(NotFound):
         await subscriptions.get("s")
+
+
+async def test_a_reader_without_events_has_nothing_to_acknowledge(bench: Bench) -> None:
+    """An empty cursor is where events end now: what another process still handles is before it."""
+    subscriptions = bench.fabric.subscriptions
+    made = await subscriptions.create("s")
+    await end_one(bench)
+    held = await subscriptions.read("s", holder="a")
+    assert len(held.events) == 1
+    other = await subscriptions.read("s", holder="b")
+    assert (other.held_by, other.cursor) == ("a", "")
+    with pytest.raises(Invalid, match="empty"):
+        await subscriptions.ack("s", other.cursor)
+    assert (await subscriptions.get("s")).cursor == made.cursor
+    assert (await subscriptions.read("s", holder="a")).events == held.events

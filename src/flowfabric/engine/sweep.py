@@ -26,6 +26,7 @@ from flowfabric.engine.commit.observer import timed
 from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.code_gate import CodeGate
+from flowfabric.engine.execution.event_readers import unread_from
 from flowfabric.engine.execution.schedules import Schedules
 from flowfabric.engine.execution.streams import Streams
 from flowfabric.engine.execution.webhooks import Webhooks
@@ -173,7 +174,10 @@ class Sweep(Service):
     async def _trim_page(self) -> int:
         now = self._now()
         before = Millis(now - self._context.options.kept_for)
-        return await self._context.store.trim(before, now, PAGE)
+        unread = await unread_from(self._context.store, now)
+        if unread is None:
+            return await self._context.store.trim(before, now, PAGE)
+        return await self._context.store.trim(min(before, unread), now, PAGE, unread)
 
     def _rule(self) -> Any:
         return partial(

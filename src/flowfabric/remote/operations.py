@@ -80,8 +80,12 @@ class Touches(StrEnum):
     """A namespace; none means all of them."""
     VALUE = "value"
     """A value, or several, that say in which namespaces they are (`server/tenants.py`)."""
+    SUBSCRIPTION = "subscription"
+    """The name of a subscription, which is of the namespace that it reads."""
     WEBHOOK = "webhook"
-    """The name of a webhook, which all namespaces share: it must not be that of another one."""
+    """The name of a webhook, which is of the namespace that it reads."""
+    NEW_WEBHOOK = "new_webhook"
+    """The same, and nothing if there is none: it must not be that of another namespace."""
     BUDGETS = "budgets"
     """Names of budgets: they must be attached to the run of `owned`."""
     ANSWER = "answer"
@@ -294,10 +298,10 @@ _TABLE: list[list[Operation]] = [
     _operations("streams", _READ, "tail", waits=True, id=_RUN),
     _operations("subscriptions", "operate", "create", wanted=_VALUE),
     _operations("subscriptions", "read", "list", namespace=_PLACE),
-    _operations("subscriptions", "read", "get read ack release"),
-    _operations("subscriptions", "operate", "delete"),
-    _operations("webhooks", "operate", "put", wanted=_VALUE, name=Touches.WEBHOOK),
-    _operations("webhooks", "operate", "get pause resume delete test"),
+    _operations("subscriptions", "read", "get read ack release", name=Touches.SUBSCRIPTION),
+    _operations("subscriptions", "operate", "delete", name=Touches.SUBSCRIPTION),
+    _operations("webhooks", "operate", "put", wanted=_VALUE, name=Touches.NEW_WEBHOOK),
+    _operations("webhooks", "operate", "get pause resume delete test", name=Touches.WEBHOOK),
     _operations("webhooks", "operate", "list", namespace=_PLACE),
     # access
     _operations("tokens", "admin", "create rotate", again=Again.ONCE),

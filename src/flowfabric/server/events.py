@@ -8,7 +8,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.response import Stream
 from msgspec import UNSET, Struct, UnsetType
 
-from flowfabric.core.base.errors import Invalid, NotFound
+from flowfabric.core.base.errors import NotFound
 from flowfabric.core.execution.event import Family
 from flowfabric.core.execution.event_filter import (
     EventBatch,
@@ -16,6 +16,7 @@ from flowfabric.core.execution.event_filter import (
     check_filter,
     encode_cursor,
     parse_cursor,
+    parse_handled,
 )
 from flowfabric.core.execution.event_views import EventView, GapView, gap_view, view
 from flowfabric.core.execution.subscription import HeldElsewhere, Subscription
@@ -152,9 +153,9 @@ async def put_subscription(
 ) -> Response[dict[str, Any]]:
     """A subscription whose cursor the store keeps; one that exists stays where it is."""
     wanted = _filter(request, data.namespace, data.families, data.tag)
-    after = None if data.after is None else _position(data.after)
-    made = await engine_of(request).subscriptions.create(name, wanted, after=after)
-    return respond(_shown(made))
+    engine = engine_of(request)
+    after = await engine.events.position(data.after) if data.after else None
+    return respond(_shown(await engine.subscriptions.create(name, wanted, after=after)))
 
 
 @get("/v1/subscriptions/{name:str}", opt=needs("read"))
@@ -189,7 +190,7 @@ async def acknowledge(
 ) -> Response[dict[str, Any]]:
     """Everything up to this cursor is handled."""
     await _seen(request, name)
-    moved = await engine_of(request).subscriptions.ack(name, _position(data.cursor))
+    moved = await engine_of(request).subscriptions.ack(name, parse_handled(data.cursor))
     return respond(_shown(moved))
 
 
@@ -235,12 +236,7 @@ def _filter(
 
 def _position(cursor: str | None) -> int:
     """The number in a cursor, 0 without one."""
-    if not cursor:
-        return 0
-    found = parse_cursor(cursor)
-    if found is None:
-        raise Invalid("an empty cursor")
-    return found
+    return parse_cursor(cursor or "") or 0
 
 
 def _list(batch: EventBatch, wanted: EventFilter) -> EventList:

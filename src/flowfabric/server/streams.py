@@ -116,9 +116,9 @@ async def tail_stream(
         visibility=visibility,
     )
     with _reader(context_of(request)):
-<<<<<<< HEAD
         waiting = _found(request, id, partial(tail, block=block_ms / 1000), block_ms / 1000)
         tailing, _ = await while_wanted(request, waiting)
+        await check_again(request)
         page = await _found(request, id, tail) if tailing.cancelled() else tailing.result()
     return respond(EMPTY if page is None else _frames(page))
 
@@ -147,12 +147,6 @@ async def latest_summary(
     """The rolling document of the newest attempt; 404 before its first summary frame."""
     made = await engine_of(request).views.attempts_made(await find_run(request, id))
     return await _summary(request, id, max(0, made - 1))
-=======
-        tailing, _ = await while_wanted(request, tail(block=block_ms / 1000))
-        await check_again(request)
-        page = await tail() if tailing.cancelled() else tailing.result()
-    return respond(_frames(page))
->>>>>>> secure
 
 
 @get("/v1/executions/{id:str}/attempts/{index:str}/summary", opt=needs("read"))
@@ -192,9 +186,9 @@ async def follow_stream(
     `after` resumes; `gap` tells of trimmed frames, `closed` of the end of an attempt, `end` of the
     end of the execution."""
     engine, key = engine_of(request), await find_run(request, id)
-    if await engine.views.state(key) is None:
-        raise NotFound("execution", id)
     index, cursor = _resume(last_event_id(request) or after, attempt)
+    # Whatever cannot be followed is refused now: once the answer has begun, its status is 200.
+    await engine.streams.tail(key, index, after=cursor, limit=1)
     return event_stream(request, _follow(engine, key, index, cursor, attempt, visibility))
 
 
@@ -236,15 +230,19 @@ def _resume(given: str | None, attempt: int | None) -> tuple[int, str]:
     parse_after(cursor)  # before the answer begins
     if not colon:
         return attempt or 0, cursor
-    if not index.isdecimal() or len(index) > 9 or attempt not in (None, int(index)):
+    if not _is_number(index) or len(index) > 9 or attempt not in (None, int(index)):
         raise Invalid(f"{given[:80]!r} is no place in this stream")
     return int(index), cursor
 
 
 def _index(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or len(text) > 10 or int(text) >= 1 << 32:
+    if not _is_number(text) or len(text) > 10 or int(text) >= 1 << 32:
         raise Invalid(f"{text[:80]!r} is no index of an attempt")
     return min(int(text), MAX_INDEX)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
 
 
 def _frames(page: FramePage) -> WireFrames:

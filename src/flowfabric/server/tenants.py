@@ -6,7 +6,7 @@ into what the engine says about it.
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -156,12 +156,12 @@ class Admission:
                 return await self._owned(value)
             case Touches.NAMESPACE:
                 return self._place(value)
-            case Touches.ANSWER | Touches.BUDGETS | Touches.WEBHOOK:
+            case Touches.SUBSCRIPTION | Touches.WEBHOOK:
+                return await self._reader(touches, value)
+            case Touches.ANSWER | Touches.BUDGETS | Touches.NEW_WEBHOOK:
                 return value
             case Touches.VALUE:
-                if isinstance(value, tuple | list):
-                    return await self._values(value)
-                return await self._value(value)
+                return await self._values(value)
 
     async def _check_id(self, id: ExecutionId | None) -> None:
         """To call a run of another tenant a duplicate would say that the caller has it."""
@@ -174,6 +174,15 @@ class Admission:
             await self._check_attached(given["owned"], value)
         else:
             await self._check_webhook(value)
+
+    async def _reader(self, touches: Touches, name: Any) -> Any:
+        """The name of a subscription or webhook that reads what the caller sees."""
+        of_events = touches is Touches.SUBSCRIPTION
+        readers = self._engine.subscriptions if of_events else self._engine.webhooks
+        found = await readers.get(name)
+        if found.namespace is None or not self._caller.sees(found.namespace):
+            raise NotFound(touches.value, name)
+        return name
 
     async def _check_webhook(self, name: Any) -> None:
         """A caller must not take over the webhook of another tenant by its name."""
@@ -238,7 +247,9 @@ class Admission:
             case _:
                 return owned
 
-    async def _values(self, values: Sequence[Any]) -> list[Any]:
+    async def _values(self, values: Any) -> Any:
+        if not isinstance(values, tuple | list):
+            return await self._value(values)
         if values and isinstance(values[0], Renewal):
             # A lease that the caller does not see is lost for it, as one that does not exist.
             return [replace(each, uuid=await self._run(each.uuid)) for each in values]
@@ -267,4 +278,4 @@ class Admission:
 
 
 _PLACE = Touches.NAMESPACE
-_CHECKED = frozenset({Touches.BUDGETS, Touches.WEBHOOK})
+_CHECKED = frozenset({Touches.BUDGETS, Touches.NEW_WEBHOOK})

@@ -30,7 +30,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.event import RegistryEvent
 from flowfabric.core.execution.model import Attempt, Route, Snapshot
-from flowfabric.core.execution.registry import HeldLease
+from flowfabric.core.execution.registry import FOREVER, HeldLease
 from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.stream import Stream
 from flowfabric.core.execution.submission import Creation
@@ -239,11 +239,13 @@ class ExecutionStore(Protocol):
     async def drop_duty(self, duty: str, holder: str) -> None:
         """Gives the duty up if `holder` has it."""
 
-    async def trim(self, ended_before: Millis, now: Millis, limit: int) -> int:
+    async def trim(
+        self, ended_before: Millis, now: Millis, limit: int, unread_from: Millis = FOREVER
+    ) -> int:
         """Deletes up to `limit` executions that ended at or before `ended_before` (one with a
-        retention of its own: when that has passed by `now`) with everything that belongs to them,
-        keys whose window has passed, and events of the worker registry as old as that. Returns the
-        number of executions deleted."""
+        retention of its own: when that has passed by `now`, if it ended at or before `unread_from`)
+        with everything that belongs to them, keys whose window has passed, and events of the worker
+        registry as old as that. Returns the number of executions deleted."""
 
     # -- reads
 

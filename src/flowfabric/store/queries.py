@@ -218,10 +218,12 @@ class EventQuery(Struct, frozen=True, kw_only=True):
 
 
 class EventPage(Struct, frozen=True):
-    """`cursor` is the `seq` up to which everything was seen, also what the filter left out."""
+    """`cursor` is the `seq` up to which everything was seen, also what the filter left out. If it
+    is not `settled`, writers that are still at work kept the store from looking any further."""
 
     events: tuple[StoredEvent, ...]
     cursor: int
+    settled: bool = True
 
 
 class ExpiredLease(Struct, frozen=True):

@@ -20,6 +20,7 @@ from flowfabric.core.execution.event_filter import (
     EventGap,
     encode_cursor,
 )
+from flowfabric.core.execution.policy import Policy, StreamPolicy
 from flowfabric.core.execution.subscription import SAVE_AFTER, SAVE_EVERY, HeldElsewhere
 from flowfabric.store.queries import EventPage
 from tests.kit import situations
@@ -27,16 +28,19 @@ from tests.kit.lab import Lab
 from tests.kit.race import Race
 
 LEASE = Millis(10_000)
-WEEK = 8 * 86_400_000
+MINUTE = 60_000
+DAY = 86_400_000
+WEEK = 8 * DAY
+SHORT = Policy(stream_policy=StreamPolicy(retention_ttl_ms=1))
 
 
 async def end_one(lab: Lab, **members: Any) -> ExecutionId:
     return await situations.cancelled_unrun(lab, **members)
 
 
-async def read(lab: Lab, holder: str = "a", limit: int = 100) -> EventBatch:
-    """The next events of `s`; fails if another process has it."""
-    found = await lab.engine.subscriptions.read("s", holder=holder, limit=limit, lease=LEASE)
+async def read(lab: Lab, holder: str = "a", limit: int = 100, name: str = "s") -> EventBatch:
+    """The next events of a subscription; fails if another process has it."""
+    found = await lab.engine.subscriptions.read(name, holder=holder, limit=limit, lease=LEASE)
     assert isinstance(found, EventBatch)
     return found
 
@@ -309,6 +313,40 @@ async def test_a_reader_that_comes_too_late_is_told(lab: Lab) -> None:
     await lab.engine.subscriptions.ack("s", batch.cursor)
     await end_one(lab)
     assert (await read(lab)).gap is None
+
+
+async def test_a_run_stays_until_named_readers_have_read_its_events(lab: Lab) -> None:
+    """F-65: also if its own retention is over; a minute is for the clocks of the writers"""
+    await lab.engine.subscriptions.create("s")
+    await lab.engine.subscriptions.create("others", EventFilter(namespace="other"))
+    id = await end_one(lab, policy=SHORT)
+    lab.clock.advance(30 * MINUTE)
+    assert await lab.engine.sweep.trim() == 0
+    batch = await read(lab)
+    assert (ids(batch), batch.gap) == ([id], None)
+    assert await lab.engine.sweep.trim() == 0, "it was read, and is not acknowledged"
+    await lab.engine.subscriptions.ack("s", batch.cursor)
+    assert await lab.engine.sweep.trim() == 0, "the other one has yet to pass it"
+    assert (await read(lab, name="others")).events == ()
+    assert await lab.engine.sweep.trim() == 1
+
+
+async def test_named_readers_have_a_day(lab: Lab) -> None:
+    """F-65: one that nobody reads any more does not keep runs for ever"""
+    await lab.engine.subscriptions.create("s")
+    await end_one(lab, policy=SHORT)
+    lab.clock.advance(DAY - 1)
+    assert await lab.engine.sweep.trim() == 0
+    lab.clock.advance(1)
+    assert await lab.engine.sweep.trim() == 1
+    await end_one(lab)
+    assert (await read(lab)).gap is not None
+
+
+async def test_without_named_readers_runs_go_when_their_time_is_over(lab: Lab) -> None:
+    await end_one(lab, policy=SHORT)
+    lab.clock.advance(1)
+    assert await lab.engine.sweep.trim() == 1
 
 
 async def test_a_gap_with_nothing_behind_it_is_told_too(lab: Lab) -> None:

@@ -486,6 +486,42 @@ async def test_a_gap_counts_only_for_readers_that_would_have_seen_it(lab: Lab) -
     assert (await read(lab, claim, visibility=only)).gap is None
 
 
+async def test_a_gap_is_told_where_it_is_though_more_was_trimmed_later(lab: Lab) -> None:
+    """F-55: a page that ends before the newest trimmed frame does not hide what is missing in it"""
+    claim = await lab.running()
+    one = live(b"l", floor=1, ceiling=1)
+    await lab.engine.streams.append(claim, [durable(b"1"), one, one, durable(b"4"), one, one])
+    now = lab.clock.now()
+    third, fifth = FrameId(now, 3), FrameId(now, 5)
+    first = await read(lab, claim, limit=2)
+    assert (payloads(first), first.gap) == ([b"1", b"4"], third)
+    rest = await lab.engine.streams.tail(claim.id, 0, after=first.cursor)
+    assert (payloads(rest), rest.gap) == ([b"l"], fifth)
+    for start, end, gap in (
+        (1, 4, third),
+        (2, 3, third),
+        (2, 5, fifth),
+        (4, 4, None),
+        (3, 3, third),
+    ):
+        page = await read(lab, claim, start=f"{now}-{start}", end=f"{now}-{end}")
+        assert page.gap == gap, (start, end)
+    only = Visibility.EXCLUDE_BEST_EFFORT
+    assert (await read(lab, claim, limit=1, visibility=only)).gap is None
+
+
+async def test_expired_frames_are_no_gap_for_readers_that_leave_them_out(lab: Lab) -> None:
+    """Q-10: the same before a sweep has deleted them and afterwards"""
+    claim = await lab.running()
+    await lab.engine.streams.append(claim, live(b"l", ttl=Millis(1000)))
+    lab.clock.advance(2000)
+    for _ in range(2):
+        page = await read(lab, claim, visibility=Visibility.EXCLUDE_BEST_EFFORT)
+        assert (page.gap, page.cursor) == (None, FrameId(0, 0))
+        assert (await read(lab, claim)).gap is not None
+        await lab.engine.streams.expire()
+
+
 # -- closing
 
 

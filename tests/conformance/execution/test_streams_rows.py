@@ -2,13 +2,15 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from uuid import UUID
 
 import pytest
 
 from flowfabric.core.base.errors import Corruption, LeaseLost
+from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.frame import BEGINNING, END, NewFrame, StreamMode
-from flowfabric.store.queries import FrameQuery, FrameRows
+from flowfabric.store.queries import FrameQuery, FrameRows, FrameWrite
 from tests.kit.damage import run_sql, spoil
 from tests.kit.lab import Lab
 
@@ -111,3 +113,30 @@ async def test_no_frame_follows_the_end(lab: Lab, second_lab: Lab, turn: int) ->
 
     written, _, seen = await asyncio.gather(emit(), cancel(), followed(second_lab, claim.id))
     assert seen == written == (await lab.engine.streams.read(claim.id, 0)).frame_count
+
+
+@pytest.mark.inside
+async def test_a_stream_that_others_append_to_all_the_time_fails_no_append(
+    lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I-36: another process with the same lease is faster again and again, and what rides with the
+    append is written at its first try"""
+    shared, other = await lab.running(), await lab.running()
+    store, left = lab.engine.store, 15
+    write = store.write_frames
+
+    async def be_late(writes: Sequence[FrameWrite], now: Millis) -> set[tuple[UUID, int]]:
+        nonlocal left
+        if left and any(each.uuid == shared.uuid for each in writes):
+            left -= 1
+            await second_lab.engine.streams.append(shared, NewFrame(payload=b"rival"))
+        return await write(writes, now)
+
+    monkeypatch.setattr(store, "write_frames", be_late)
+    append = lab.engine.streams.append
+    late = asyncio.ensure_future(append(shared, NewFrame(payload=b"late")))
+    (beside,) = await append(other, NewFrame(payload=b"beside"))
+    assert (beside.id.seq, late.done()) == (1, False)
+    assert [answer.id.seq for answer in await late] == [16]
+    page = await lab.engine.streams.read(shared.id, 0)
+    assert [frame.payload for frame in page.frames] == [b"rival"] * 15 + [b"late"]

@@ -110,3 +110,12 @@ def parse_cursor(text: object) -> int | None:
     if seq > MAX_CURSOR or encode_cursor(seq) != given:
         raise Invalid(f"{given[:80]!r} is no cursor of events")
     return seq
+
+
+def parse_handled(text: object) -> int:
+    """The number in a cursor that is acknowledged. An empty one names no event: from now on would
+    be past everything that others are still handling."""
+    seq = parse_cursor(text)
+    if seq is None:
+        raise Invalid("an empty cursor acknowledges nothing: give the cursor of what was read")
+    return seq

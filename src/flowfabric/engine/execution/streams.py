@@ -8,6 +8,7 @@ import asyncio
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from uuid import UUID
 
 from msgspec import Struct
@@ -28,10 +29,12 @@ from flowfabric.core.execution.attempts import StreamClosing
 from flowfabric.core.execution.frame import (
     BEGINNING,
     END,
+    MAX_CURSOR,
     MAX_FRAMES,
     Frame,
     FrameId,
     NewFrame,
+    StreamMode,
     Visibility,
     check_frame,
     parse_after,
@@ -329,11 +332,11 @@ def _found(
     query, stream = ask.query, found.stream
     closed = rules.closing(snapshot, query.attempt, past)
     frames, gaps = found.frames, [found.gaps[mode] for mode in query.modes if mode in found.gaps]
-    if stream is not None and stream.expired(now):
-        frames, gaps = (), [stream.header.last]
+    if stream is not None and stream.expired(now):  # it has best-effort frames only
+        frames, gaps = (), [stream.header.last] if StreamMode.BEST_EFFORT in query.modes else []
     page = frames[: query.limit - 1]
     last = page[-1].id if len(frames) > len(page) else query.last
-    gap = max((gap for gap in gaps if query.first <= gap <= last), default=None)
+    gap = max(_gaps_within(query.first, last, gaps, page), default=None)
     passed = [*(frame.id for frame in page[-1:]), *([] if gap is None else [gap])]
     waiting = isinstance(snapshot.state, Waiting) and snapshot.state.gate is Gate.INBOX
     return _Found(
@@ -351,6 +354,25 @@ def _found(
             0 if stream is None else stream.version,
         ),
     )
+
+
+def _gaps_within(
+    first: FrameId, last: FrameId, gaps: Sequence[FrameId], page: Sequence[Frame]
+) -> Iterator[FrameId]:
+    """Trimmed frames from `first` to `last`, the newest among them. A mode that was trimmed further
+    than `last` has no frame in the page. That leaves holes, because the numbers of frames have
+    none: 1, 4 with a gap at 5 misses 2 and 3."""
+    yield from (gap for gap in gaps if first <= gap <= last)
+    if all(gap <= last for gap in gaps):
+        return
+    places = [frame.id for frame in page]
+    if first.ms == 0 or first.seq > 1:  # the number that comes first is known
+        places.insert(0, _before(first))
+    if last.seq < MAX_CURSOR:  # and the one that comes last
+        places.append(last.next)
+    for place, following in pairwise(places):
+        if following.seq > place.seq + 1:
+            yield FrameId(following.ms, following.seq - 1)
 
 
 def _before(first: FrameId) -> FrameId:

@@ -63,8 +63,14 @@ async def next_due(session: PostgresSession, now: Millis) -> Millis | None:
     return None if moment is None else Millis(moment)
 
 
-async def trim(session: PostgresSession, ended_before: Millis, now: Millis, limit: int) -> int:
-    work = partial(_trim, session, ended_before, now, limit)
+async def trim(
+    session: PostgresSession,
+    ended_before: Millis,
+    now: Millis,
+    limit: int,
+    unread_from: Millis = FOREVER,
+) -> int:
+    work = partial(_trim, session, ended_before, now, limit, unread_from)
     trimmed = await session.sweep.run(work)
     if trimmed < limit:
         # The last page: what is empty now need not stay large.
@@ -104,13 +110,14 @@ async def _trim(
     ended_before: Millis,
     now: Millis,
     limit: int,
+    unread_from: Millis,
     connection: Connection,
     repeated: bool,
 ) -> int:
     queries = session.queries
     async with connection.transaction():
         query = queries["trimmable_executions"]
-        rows = await connection.fetch(query, ended_before, now, limit)
+        rows = await connection.fetch(query, ended_before, now, limit, unread_from)
         if len(rows) < limit:
             values = (ended_before, now, limit - len(rows))
             rows += await _trim_edges(session, connection, *values)

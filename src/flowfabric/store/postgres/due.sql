@@ -43,7 +43,8 @@ where id = any($1::uuid[])
 -- Locked, so that a replay cannot take one away meanwhile. No members of flows: those go with their
 -- flow.
 select id from {schema}.done
-where ((ended_at <= $1 and trim_at is null) or trim_at <= $2) and flags & 4 = 0
+where ((ended_at <= $1 and trim_at is null) or (trim_at <= $2 and ended_at <= $4))
+    and flags & 4 = 0
 limit $3
 for update skip locked
 

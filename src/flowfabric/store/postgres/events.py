@@ -30,7 +30,7 @@ async def events(session: PostgresSession, query: EventQuery) -> EventPage:
         return EventPage((), await _newest(session))
     last = await _settle(session, query.after)
     if last is None or last <= query.after:
-        return EventPage((), query.after)
+        return EventPage((), query.after, settled=last is not None)
     if query.uuid is None and (query.kinds, query.namespace, query.tag) != (None, None, None):
         last = min(last, query.after + WINDOW)
 

@@ -53,8 +53,15 @@ def next_due(session: SqliteSession, now: Millis) -> Millis | None:
     return None if row is None or row[0] is None else Millis(row[0])
 
 
-def trim(session: SqliteSession, ended_before: Millis, now: Millis, limit: int) -> int:
-    values = {"ended_before": ended_before, "now": now, "limit": limit}
+def trim(
+    session: SqliteSession, ended_before: Millis, now: Millis, limit: int, unread_from: Millis
+) -> int:
+    values = {
+        "ended_before": ended_before,
+        "now": now,
+        "limit": limit,
+        "unread_from": unread_from,
+    }
     ids = [id for (id,) in session.rows("trimmable_executions", values)]
     if len(ids) < limit:
         ids += _trim_edges(session, {**values, "limit": limit - len(ids)})

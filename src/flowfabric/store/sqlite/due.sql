@@ -42,7 +42,7 @@ select id from (
 union
 select id from (
     select id from done indexed by done_trim_at
-    where trim_at <= :now and not flags & 4
+    where trim_at <= :now and ended_at <= :unread_from and not flags & 4
     limit :limit
 )
 limit :limit

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.registry import FOREVER
 from flowfabric.store.clock import Clock, StoreClock, SystemClock, keep_time
 from flowfabric.store.foreign import sqlite_identity
 from flowfabric.store.queries import StoreIdentity
@@ -207,8 +208,10 @@ class SqliteStore:
     async def owed_flows(self, limit: int) -> list[UUID]:
         return await self._turn.take(self._owed_flows_after, limit)
 
-    async def trim(self, ended_before: Millis, now: Millis, limit: int) -> int:
-        trimmed = await self._trim(ended_before, now, limit)
+    async def trim(
+        self, ended_before: Millis, now: Millis, limit: int, unread_from: Millis = FOREVER
+    ) -> int:
+        trimmed = await self._trim(ended_before, now, limit, unread_from)
         if trimmed < limit:
             self.writer.post(upkeep.shrink)  # the last page: what is empty need not stay large
         return trimmed

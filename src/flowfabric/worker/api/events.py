@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from flowfabric.core.base.time import optional_datetime, parse_span, to_datetime
 from flowfabric.core.execution.event import Family
-from flowfabric.core.execution.event_filter import check_filter, encode_cursor
+from flowfabric.core.execution.event_filter import check_filter, encode_cursor, parse_handled
 from flowfabric.core.execution.event_views import EventView, GapView, gap_view, view
 from flowfabric.core.execution.subscription import HeldElsewhere, Subscription
 from flowfabric.worker.api.blocking import Block, blocking
@@ -117,9 +117,10 @@ class SubscriptionsApi:
         )
 
     async def ack(self, name: str, cursor: str) -> SubscriptionInfo:
-        """Everything up to this cursor is handled. An older one changes nothing."""
+        """Everything up to this cursor is handled. An older one changes nothing; Invalid for one
+        that was never read, and for an empty one."""
+        seq = parse_handled(cursor)
         engine = await self._client.engine()
-        seq = await engine.events.position(cursor)
         return subscription_info(await engine.subscriptions.ack(name, seq))
 
     async def release(self, name: str, *, holder: str) -> None:
