@@ -110,6 +110,8 @@ def test_what_is_no_store_is_one_readable_line(cli: Cli, tmp_path: Path) -> None
     (tmp_path / "work.db").write_text("this is no database at all" * 100)
     assert "not a database" in cli.complaint("doctor", code=4)
     assert cli.complaint("doctor", "--url", "sqlite://:memory:", code=2)
+    served = cli.complaint("doctor", "--url", "https://fabric.example", code=2)
+    assert served.startswith("this needs the database itself and not a server")
 
 
 def test_a_database_without_tables_is_unavailable(
@@ -241,23 +243,34 @@ def test_dead_rows_that_nothing_removes_are_counted(on_server: Doctor) -> None:
     assert [each for each in on_server() if each["check"] == "dead rows"] == []
 
 
-def test_an_unlogged_table_and_lazy_commits_endanger_what_was_acknowledged(
-    on_server: Doctor,
+@pytest.mark.parametrize(
+    ("planted", "summary"),
+    [
+        ("alter table flowfabric.signal set unlogged", "table signal is unlogged"),
+        ("alter database {} set synchronous_commit = off", "synchronous_commit is off"),
+        (
+            "alter role current_user in database {} set synchronous_commit = off",
+            "synchronous_commit is off",
+        ),
+    ],
+)
+def test_what_endangers_acknowledged_runs_is_mended_by_the_fix(
+    on_server: Doctor, planted: str, summary: str
 ) -> None:
-    name = database_name(on_server.url)
-    run_sql(
-        on_server.url,
-        "alter table flowfabric.signal set unlogged",
-        f"alter database {name} set synchronous_commit = off",
-    )
+    run_sql(on_server.url, planted.format(database_name(on_server.url)))
     found = on_server.cli_result()["findings"]
-    summaries = [each["summary"] for each in found if each["check"] == "durability"]
-    assert "table signal is unlogged" in summaries
-    assert "synchronous_commit is off" in summaries
-    (fix,) = [each["fix"] for each in found if each["summary"] == "table signal is unlogged"]
+    (fix,) = [each["fix"] for each in found if each["summary"] == summary]
     run_sql(on_server.url, *fix)
     left = on_server.cli_result()["findings"]
-    assert "table signal is unlogged" not in [each["summary"] for each in left]
+    assert summary not in [each["summary"] for each in left]
+
+
+def test_lazy_commits_of_the_url_are_its_own_fault(cli: Cli, server: str) -> None:
+    apart = "&" if "?" in server else "?"
+    lazy = Doctor(cli, f"{server}{apart}options=-csynchronous_commit%3Doff")
+    found = lazy.cli_result()["findings"]
+    (fix,) = [each["fix"] for each in found if each["summary"] == "synchronous_commit is off"]
+    assert fix == ["remove synchronous_commit from the options of the URL, or from PGOPTIONS"]
 
 
 def test_a_pooler_in_transaction_mode_is_found(cli: Cli, server: str) -> None:
