@@ -1,6 +1,7 @@
 """`flowfabric doctor`: each planted trouble is found, named, and mended by the fix it prints."""
 
 import asyncio
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -16,10 +17,12 @@ import pytest
 from typer.testing import CliRunner
 
 from flowfabric.cli.app import app
+from flowfabric.core.base.redact import redact
 from flowfabric.store.clock import SystemClock
 from flowfabric.store.copy import Promotion
 from flowfabric.store.health import Severity, Upkeep, judge
 from flowfabric.store.postgres import checks as postgres
+from flowfabric.store.promote import PromotionOptions, promote
 from flowfabric.store.sqlite import checks as sqlite
 from tests.cli.terminal import Cli
 from tests.kit.pooler import pooled
@@ -306,6 +309,13 @@ def test_a_schema_of_another_release_is_told(
     found = on_server.one("schema version")
     assert found["severity"] == severity
     assert f"version {version}" in found["summary"]
+    if severity == "warning":
+        assert shlex.split(*found["fix"]) == [
+            "flowfabric",
+            "migrate",
+            "--url",
+            redact(on_server.url),
+        ]
 
 
 # -- SQLite
@@ -345,6 +355,23 @@ def test_a_reader_that_holds_the_log_up_is_named(on_file: Doctor, file: Path) ->
     assert f"pid {pid} (python" in found["summary"]
     assert found["fix"] == [f"kill {pid}"]
     assert on_file() == []
+
+
+def test_an_unfinished_promotion_is_finished_by_the_fix(
+    cli: Cli, on_file: Doctor, file: Path, tmp_path: Path
+) -> None:
+    source = f"sqlite:///{tmp_path / 'an old store.db'}"
+    cli("migrate", "--url", source)
+
+    def killed(what: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(promote(source, on_file.url, PromotionOptions(progress=killed)))
+    found = on_file.one("promotion")
+    assert found["severity"] == "problem"
+    cli(*shlex.split(*found["fix"])[1:])
+    assert [each for each in on_file() if each["check"] == "promotion"] == []
 
 
 def test_a_large_log_is_told_and_cut_back_by_the_fix(
