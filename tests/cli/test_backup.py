@@ -156,11 +156,35 @@ def test_a_dump_brings_the_schema_back(
     made = cli.json("backup", url, str(tmp_path / "copy.dump"))
     assert made["restore"].startswith("pg_restore ")
     restore = made["restore"].replace(database_name(url), database_name(empty))
-    subprocess.run(shlex.split(restore), check=True, capture_output=True)
+    subprocess.run(shlex.split(restore, comments=True), check=True, capture_output=True)
     assert cli.json("run", "show", id["id"], "--url", empty)["state"] == "waiting"
     with psycopg.connect(empty) as connection:
         row = connection.execute("select count(*) from flowfabric.execution").fetchone()
     assert row == (1,)
+
+
+def test_a_dump_replaces_what_has_happened_since(
+    cli: Cli,
+    fresh_database: Callable[..., str],
+    migrated_template: str,
+    tmp_path: Path,
+    newest_tools: None,
+) -> None:
+    """A mixture of both would be a store that never was."""
+    url = fresh_database(template=migrated_template)
+    submit = ("submit", "tests.cli.sample:fabric", "greet", "--arg", "name=x", "--url", url)
+    first = cli.json(*submit)["id"]
+    made = cli.json("backup", url, str(tmp_path / "copy.dump"))
+    cli.json("run", "cancel", first, "--url", url)
+    later = cli.json(*submit)["id"]
+    subprocess.run(shlex.split(made["restore"], comments=True), check=True, capture_output=True)
+    assert cli.json("run", "show", first, "--url", url)["state"] == "waiting"
+    assert f"no run {later}" in cli.complaint("run", "show", later, "--url", url, code=3)
+    with psycopg.connect(url, autocommit=True) as connection:  # of a later release
+        connection.execute("create table flowfabric.later (x int)")
+    failed = subprocess.run(shlex.split(made["restore"], comments=True), capture_output=True)
+    assert failed.returncode != 0
+    assert cli.json("run", "show", first, "--url", url)["state"] == "waiting"
 
 
 def test_the_command_is_printed_without_the_password(cli: Cli) -> None:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from flowfabric.cli import table
 from flowfabric.cli.application import Application
-from flowfabric.cli.command import command
+from flowfabric.cli.command import command, help_of
 from flowfabric.cli.errors import ExitCode, Root, usage
 from flowfabric.cli.output import Screen
 from flowfabric.cli.table import Table, pages
@@ -67,6 +67,21 @@ def test_only_what_needs_a_store_asks_for_one(app: Typer) -> None:
 
     assert options("look") == options("mine") == ["--url", "--json", "--debug"]
     assert options("check-it") == ["--json", "--debug"]
+
+
+def test_help_has_no_line_breaks_of_the_source() -> None:
+    """They stand at other places than the end of a terminal's line."""
+
+    async def explained() -> None:
+        """What it does.
+
+        It goes on
+        below.
+
+        And on.
+        """
+
+    assert help_of(explained) == "What it does.\n\nIt goes on below.\n\nAnd on."
 
 
 def test_a_wrong_argument_is_told_as_json_wherever_the_option_stands(app: Typer) -> None:

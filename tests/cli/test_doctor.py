@@ -1,6 +1,7 @@
 """`flowfabric doctor`: each planted trouble is found, named, and mended by the fix it prints."""
 
 import asyncio
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -16,10 +17,12 @@ import pytest
 from typer.testing import CliRunner
 
 from flowfabric.cli.app import app
+from flowfabric.core.base.redact import redact
 from flowfabric.store.clock import SystemClock
 from flowfabric.store.copy import Promotion
 from flowfabric.store.health import Severity, Upkeep, judge
 from flowfabric.store.postgres import checks as postgres
+from flowfabric.store.promote import PromotionOptions, promote
 from flowfabric.store.sqlite import checks as sqlite
 from tests.cli.terminal import Cli
 from tests.kit.pooler import pooled
@@ -110,6 +113,8 @@ def test_what_is_no_store_is_one_readable_line(cli: Cli, tmp_path: Path) -> None
     (tmp_path / "work.db").write_text("this is no database at all" * 100)
     assert "not a database" in cli.complaint("doctor", code=4)
     assert cli.complaint("doctor", "--url", "sqlite://:memory:", code=2)
+    served = cli.complaint("doctor", "--url", "https://fabric.example", code=2)
+    assert served.startswith("this needs the database itself and not a server")
 
 
 def test_a_database_without_tables_is_unavailable(
@@ -241,23 +246,34 @@ def test_dead_rows_that_nothing_removes_are_counted(on_server: Doctor) -> None:
     assert [each for each in on_server() if each["check"] == "dead rows"] == []
 
 
-def test_an_unlogged_table_and_lazy_commits_endanger_what_was_acknowledged(
-    on_server: Doctor,
+@pytest.mark.parametrize(
+    ("planted", "summary"),
+    [
+        ("alter table flowfabric.signal set unlogged", "table signal is unlogged"),
+        ("alter database {} set synchronous_commit = off", "synchronous_commit is off"),
+        (
+            "alter role current_user in database {} set synchronous_commit = off",
+            "synchronous_commit is off",
+        ),
+    ],
+)
+def test_what_endangers_acknowledged_runs_is_mended_by_the_fix(
+    on_server: Doctor, planted: str, summary: str
 ) -> None:
-    name = database_name(on_server.url)
-    run_sql(
-        on_server.url,
-        "alter table flowfabric.signal set unlogged",
-        f"alter database {name} set synchronous_commit = off",
-    )
+    run_sql(on_server.url, planted.format(database_name(on_server.url)))
     found = on_server.cli_result()["findings"]
-    summaries = [each["summary"] for each in found if each["check"] == "durability"]
-    assert "table signal is unlogged" in summaries
-    assert "synchronous_commit is off" in summaries
-    (fix,) = [each["fix"] for each in found if each["summary"] == "table signal is unlogged"]
+    (fix,) = [each["fix"] for each in found if each["summary"] == summary]
     run_sql(on_server.url, *fix)
     left = on_server.cli_result()["findings"]
-    assert "table signal is unlogged" not in [each["summary"] for each in left]
+    assert summary not in [each["summary"] for each in left]
+
+
+def test_lazy_commits_of_the_url_are_its_own_fault(cli: Cli, server: str) -> None:
+    apart = "&" if "?" in server else "?"
+    lazy = Doctor(cli, f"{server}{apart}options=-csynchronous_commit%3Doff")
+    found = lazy.cli_result()["findings"]
+    (fix,) = [each["fix"] for each in found if each["summary"] == "synchronous_commit is off"]
+    assert fix == ["remove synchronous_commit from the options of the URL, or from PGOPTIONS"]
 
 
 def test_a_pooler_in_transaction_mode_is_found(cli: Cli, server: str) -> None:
@@ -293,6 +309,13 @@ def test_a_schema_of_another_release_is_told(
     found = on_server.one("schema version")
     assert found["severity"] == severity
     assert f"version {version}" in found["summary"]
+    if severity == "warning":
+        assert shlex.split(*found["fix"]) == [
+            "flowfabric",
+            "migrate",
+            "--url",
+            redact(on_server.url),
+        ]
 
 
 # -- SQLite
@@ -332,6 +355,23 @@ def test_a_reader_that_holds_the_log_up_is_named(on_file: Doctor, file: Path) ->
     assert f"pid {pid} (python" in found["summary"]
     assert found["fix"] == [f"kill {pid}"]
     assert on_file() == []
+
+
+def test_an_unfinished_promotion_is_finished_by_the_fix(
+    cli: Cli, on_file: Doctor, file: Path, tmp_path: Path
+) -> None:
+    source = f"sqlite:///{tmp_path / 'an old store.db'}"
+    cli("migrate", "--url", source)
+
+    def killed(what: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(promote(source, on_file.url, PromotionOptions(progress=killed)))
+    found = on_file.one("promotion")
+    assert found["severity"] == "problem"
+    cli(*shlex.split(*found["fix"])[1:])
+    assert [each for each in on_file() if each["check"] == "promotion"] == []
 
 
 def test_a_large_log_is_told_and_cut_back_by_the_fix(

@@ -63,6 +63,12 @@ def test_a_field_cannot_replace_what_every_record_has() -> None:
     assert written("hello", level="loud")["level"] == "info"
 
 
+def test_what_uvicorn_colours_for_a_terminal_is_left_out() -> None:
+    record = logging.makeLogRecord({"msg": "started", "color_message": "\x1b[1mstarted\x1b[0m"})
+    found = msgspec.json.decode(JsonFormatter().format(record))
+    assert found.keys() == {"at", "level", "logger", "message"}
+
+
 def test_a_line_of_text_has_its_moment_in_milliseconds_with_the_zone() -> None:
     formatter = TextFormatter()
     for created in (1_700_000_000.0, 1_700_000_000.25, 1_700_000_001.5, 1_700_000_000.125):

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -192,6 +193,25 @@ def test_it_tells_everything_where_there_is_room() -> None:
     assert "host-1  mailer      3/4  ████████··  75%" in text
     assert "send             12  ConnectionError: no answer from mx…  4.0s" in text
     assert "q quits" not in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_long_names_push_no_figure_out(width: int) -> None:
+    """A lane has up to 64 characters, and an error as many as it likes."""
+    lanes = (LaneActivity("l" * 64, 76_400, 50, Millis(NOW - 90_000)),)
+    worker = Presence(
+        worker="w" * 60,
+        instance="host-" + "i" * 60,
+        lanes=("a" * 64, "b" * 64),
+        concurrency=100,
+        seen_at=NOW,
+    )
+    held = {worker.instance: 42}
+    lines = drawn(width, 24, frame(lanes=lanes, workers=(worker,), held=held))
+    assert any(re.search(r"^l+…? +76,400 +50 +1m30s", line) for line in lines)
+    assert any(re.search(r"^host-i*…? .*42/100 .* 42%", line) for line in lines)
+    assert any(re.search(r"^send +12 +Connection", line) for line in lines)
+    assert all(len(line) <= width for line in lines)
 
 
 def test_what_has_no_room_is_counted() -> None:

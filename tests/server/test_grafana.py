@@ -21,6 +21,7 @@ from tests.kit.scrape import Scrape, measuring, scrape
 from tests.server.listening import listening
 
 PATH = Path(__file__).parents[2] / "examples" / "grafana" / "flowfabric-ops.json"
+GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "observability.md"
 ORIGINAL = [
     "Claim latency by lane",
     "Claims by lane",
@@ -100,21 +101,25 @@ def test_it_shows_what_the_original_shows_and_misses(dashboard: dict[str, Any]) 
 async def test_every_metric_of_its_queries_exists(
     dashboard: dict[str, Any], context: ServerContext, engine: Engine, clock: ManualClock
 ) -> None:
+    """Also of the alerts that the guide proposes."""
     async with listening(context) as url, httpx.AsyncClient(base_url=url) as http:
         await _some_work(engine, url, clock)
         await http.get("/healthz")
         found = await scrape(http)
-    missing = {
-        name
-        for panel in dashboard["panels"]
-        for target in panel["targets"]
-        for name in _NAME.findall(target["expr"])
-        if not found.has(name)
-    }
-    assert not missing
-    for panel in dashboard["panels"]:
-        for target in panel["targets"]:
-            _check_labels(target["expr"], target["legendFormat"], found)
+    targets = [target for panel in dashboard["panels"] for target in panel["targets"]]
+    queries = {target["expr"]: target["legendFormat"] for target in targets}
+    queries |= dict.fromkeys(_alerts(), "")
+    for query, legend in queries.items():
+        assert [name for name in _NAME.findall(query) if not found.has(name)] == []
+        _check_labels(query, legend, found)
+
+
+def _alerts() -> list[str]:
+    """The expressions in the table of the guide."""
+    table = GUIDE.read_text("utf-8").partition("### Alerts worth having")[2].partition("###")[0]
+    found = re.findall(r"^\| [^|]+ \| `((?:[^`])+)`", table, re.MULTILINE)
+    assert len(found) >= 9
+    return [expression.replace("\\|", "|") for expression in found]
 
 
 def test_every_metric_is_on_it(dashboard: dict[str, Any]) -> None:
@@ -139,7 +144,7 @@ def _check_labels(query: str, legend: str, found: Scrape) -> None:
         if sample.name == name
         for label in sample.labels
     } | set(re.findall(r'label_replace\(.*?, "(\w+)"', query))
-    assert groups <= labels, query
+    assert groups | set(re.findall(r"[{,](\w+)!?[=~]", query)) <= labels, query
     assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= groups, query
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -12,7 +13,9 @@ from flowfabric import metrics
 from flowfabric.core.access.token import AccessScope, Identity
 from flowfabric.core.base.errors import Unavailable
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Failure
+from flowfabric.core.execution import webhook
+from flowfabric.core.execution.model import Failure, WorkerIdentity
+from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.engine import Engine
 from flowfabric.metrics import instruments, store_gauges
@@ -22,9 +25,11 @@ from flowfabric.server.context import ServerContext
 from flowfabric.server.metrics import metrics_beside
 from flowfabric.server.options import ListenAddress, ServerOptions
 from flowfabric.store.clock import ManualClock
+from tests.kit import flow_lab, limiting
 from tests.kit.http import KnownCaller, create, tenant
-from tests.kit.lab import W1
+from tests.kit.lab import W1, Lab
 from tests.kit.scrape import Scrape, measuring, scrape
+from tests.kit.situations import take
 from tests.server.listening import Events, listening
 
 ORIGINAL = {
@@ -164,6 +169,25 @@ async def test_the_life_of_runs_is_counted(
     assert more("ff_batch_size_sum", batch="end") == 2
 
 
+async def test_a_claim_for_a_worker_is_timed_whatever_it_finds(
+    http: httpx.AsyncClient, engine: Engine
+) -> None:
+    """Spec 5.1: the whole scheduler claim call, any outcome; the run is claimed by redeeming."""
+    call = {"lane_id": "granted", "worker_instance_id": "w1-a", "grant_ttl_ms": 5000}
+    before = await scrape(http)
+    assert (await http.post("/v1/workers/w1/claim", json=call)).status_code == 204
+    answer = await engine.executions.submit(Submission(kind="work", lane="granted"))
+    assert (await http.post("/v1/workers/w1/claim", json=call)).status_code == 200
+    granted = await scrape(http)
+    timed = "ff_claim_from_grant_duration_seconds_count"
+    assert granted.since(before, timed, lane="granted") == 2
+    assert granted.since(before, "ff_executions_claimed_total") == 0
+    await engine.grants.claim(answer.id, WorkerIdentity("w1", "w1-a"))
+    after = await scrape(http)
+    assert after.since(before, "ff_executions_claimed_total", lane="granted") == 1
+    assert after.since(before, "ff_queue_wait_seconds_count", lane="granted") == 1
+
+
 async def test_a_retry_names_the_category_of_what_failed(
     http: httpx.AsyncClient, engine: Engine
 ) -> None:
@@ -188,6 +212,81 @@ async def test_renewals_are_counted(http: httpx.AsyncClient, engine: Engine) -> 
     after = await scrape(http)
     assert after.since(before, "ff_lease_renewal_total", outcome="ok") == 1
     assert after.since(before, "ff_lease_renewal_total", outcome="err") == 1
+
+
+async def test_renewals_that_the_store_does_not_answer_are_errors(
+    http: httpx.AsyncClient, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spec 5.1: `ff_lease_renewal_total` is ok or err, whatever the error."""
+
+    async def away(*args: object) -> None:
+        raise Unavailable("gone")
+
+    await engine.executions.submit(Submission(kind="work"))
+    (claim,) = await engine.claims.claim(W1)
+    before = await scrape(http)
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.store, "renew", away)
+        with pytest.raises(Unavailable):
+            await engine.claims.renew(claim)
+    after = await scrape(http)
+    assert after.since(before, "ff_lease_renewal_total", outcome="ok") == 0
+    assert after.since(before, "ff_lease_renewal_total", outcome="err") == 1
+
+
+async def test_waiting_in_the_queue_begins_when_a_run_could_start(
+    http: httpx.AsyncClient, lab: Lab, clock: ManualClock
+) -> None:
+    """Not when it was submitted: a delay, upstreams and limits are no lack of workers."""
+    before = await scrape(http)
+    drawn = await flow_lab.declare(lab, "a>b")
+    await limiting.define(lab, concurrency=1)
+    first, second = await limiting.crowd(lab, 2, "q")
+    delayed = await lab.submit(delay_until=Millis(clock.now() + 9_000))
+    holding = await take(lab, first)
+    clock.advance(10_000)
+    await drawn.complete("a")  # the worker was late for this one
+    await lab.complete(holding)
+    await lab.engine.sweep.once()
+    clock.advance(2_000)
+    for late in (drawn.members["b"], second, delayed):
+        await take(lab, late)
+    after = await scrape(http)
+    assert after.since(before, "ff_queue_wait_seconds_sum") == 10 + 2 + 2 + 3
+
+
+async def test_workers_that_only_deliver_webhooks_are_not_counted(engine: Engine) -> None:
+    """Every server has one; with it, an alert on `ff_workers == 0` would never fire."""
+    await engine.workers.register(Presence(worker="webhooks", instance="w", kinds=(webhook.KIND,)))
+    figures = await store_gauges.StoreGauges(engine).read()
+    assert figures.workers == ()
+    both = Presence(worker="shop", instance="s", kinds=("pay", webhook.KIND), concurrency=7)
+    await engine.workers.register(both)
+    found = {each.name: each for each in store_gauges.families(await _figures(engine))}
+    assert found["ff_workers"].samples[0].value == 1
+    assert found["ff_worker_slots"].samples[0].value == 7
+
+
+async def _figures(engine: Engine) -> store_gauges.StoreFigures:
+    return await store_gauges.StoreGauges(engine).read()
+
+
+async def test_flows_that_cancel_their_members_are_the_backlog(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gauge of the registry, so that the processes of one server are counted together."""
+    depths: list[float] = []
+    drawn = await flow_lab.declare(lab, "a>b")
+    apply = lab.engine.store.apply
+
+    async def looked(*args: Any, **options: Any) -> Any:
+        depths.append(Scrape((await metrics.render()).decode()).value("ff_cancel_backlog_depth"))
+        return await apply(*args, **options)
+
+    monkeypatch.setattr(lab.engine.store, "apply", looked)
+    await lab.engine.flows.cancel(drawn.id)
+    assert max(depths) == 1
+    assert Scrape((await metrics.render()).decode()).value("ff_cancel_backlog_depth") == 0
 
 
 async def test_the_store_is_shown_and_read_once_for_all(
@@ -295,6 +394,14 @@ def test_names_that_users_make_up_are_bounded() -> None:
     assert len(found) == instruments.MOST_NAMES + 1
     assert names("lane-7") == "lane-7"
     assert names("lane-4999") == instruments.OTHER
+
+
+def test_tasks_and_categories_together_are_under_a_thousand() -> None:
+    """Spec 5.1: the cardinality target is under 1000 sets of labels."""
+    names, kinds = instruments.BoundedNames(), instruments.BoundedNames(instruments.MOST_CATEGORIES)
+    tasks = {names(f"task-{number}") for number in range(500)}
+    categories = {kinds(f"category-{number}") for number in range(500)}
+    assert len(tasks) * len(categories) < 1000
 
 
 async def test_lanes_beyond_a_hundred_are_one(engine: Engine) -> None:

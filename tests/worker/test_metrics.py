@@ -34,7 +34,7 @@ async def until(
     """What was found when it was not zero any more."""
     async with asyncio.timeout(30):
         while not (found := wanted(await look())):  # noqa: ASYNC110 - another thread is measured
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.02)
     return found
 
 
@@ -132,7 +132,7 @@ async def test_leases_that_the_heartbeat_renews_are_counted(fabric: Fabric) -> N
 
     before = await now()
     run = await long.submit()
-    worker = await fabric.worker(WorkerOptions(ttl="300ms"))
+    worker = await fabric.worker(WorkerOptions(ttl="3s"))
     running = asyncio.create_task(worker.run())
     await until(lambda found: found.since(before, "ff_lease_renewal_total", outcome="ok"))
     renewed.set()

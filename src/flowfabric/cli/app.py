@@ -22,7 +22,7 @@ from flowfabric.cli import (
 from flowfabric.cli.approvals import approve, reject, signal
 from flowfabric.cli.audit import audit
 from flowfabric.cli.backup import backup_store
-from flowfabric.cli.command import command
+from flowfabric.cli.command import command, help_of
 from flowfabric.cli.demo import demo
 from flowfabric.cli.doctor import doctor
 from flowfabric.cli.errors import EPILOG, Root
@@ -52,9 +52,9 @@ def root(show_version: ShowVersion = False) -> None:
     """Durable execution for Python: run workers, submit runs, inspect and control them."""
 
 
-app.command()(demo)
+app.command(help=help_of(demo))(demo)
 command(app, loop_factory=new_event_loop)(worker)
-app.command()(server)
+app.command(help=help_of(server))(server)
 command(app)(submit)
 app.add_typer(runs.app, name="run")
 runs.app.add_typer(steps.app, name="step")

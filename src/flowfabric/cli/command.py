@@ -126,9 +126,15 @@ def _entry(function: Command, loop_factory: LoopFactory | None) -> Callable[...,
             if code := runner.run(work()):
                 raise Exit(code)
 
-    entry.__name__, entry.__doc__ = function.__name__, function.__doc__
+    entry.__name__, entry.__doc__ = function.__name__, help_of(function)
     entry.__signature__ = _signature(typed, names)  # type: ignore[attr-defined]
     return entry
+
+
+def help_of(function: Callable[..., Any]) -> str:
+    """The docstring as help: a paragraph is one line, which the terminal breaks where it ends."""
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def _signature(typed: list[Parameter], names: Container[type]) -> inspect.Signature:

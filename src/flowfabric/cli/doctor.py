@@ -13,7 +13,8 @@ _STYLES = {Severity.PROBLEM: "bold red", Severity.WARNING: "yellow", Severity.NO
 async def doctor(url: StoreUrl, screen: Screen) -> int:
     """Look for what slows a store down or endangers it, and print the exact fix.
 
-    Nothing is changed. The exit code is 0 if all is well, 1 with warnings, 2 with problems.
+    Needs the database itself, not a server. Nothing is changed. The exit code is 0 if all is well,
+    1 with warnings, 2 with problems.
     """
     found = await examine(url)
     if screen.as_json:

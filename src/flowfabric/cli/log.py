@@ -10,7 +10,9 @@ import msgspec
 from flowfabric.cli.json import iso
 from flowfabric.core.base.time import Millis
 
-_STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
+_COLOURED = "color_message"
+"""The message once more, as uvicorn wants it on a terminal."""
+_STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", _COLOURED}
 """What every record has; everything else was given as `extra`."""
 
 DEEPEST = 8

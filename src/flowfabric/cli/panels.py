@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -28,6 +29,9 @@ _STATE_STYLES = {
 _SHOWN_RATES = ("submitted", "started", "completed", "failed", "retried", "suspended", "lost")
 _ALARMING = ("failed", "lost")
 _NUMBERS = ("ready", "running", "runs")
+_WHOLE = (*_NUMBERS, "oldest", "load", "seen", "last")
+"""Columns that are never cut off; names and errors share what they leave."""
+_GAP = 2
 
 
 class Panel(NamedTuple):
@@ -50,7 +54,7 @@ def draw(
     sizes = _sizes([len(panel.rows) or 1 for panel in panels], height - lines)
     parts: list[RenderableType] = list(head)
     for panel, size in zip(panels, sizes, strict=True):
-        parts += [Text(), _table(panel, size, narrow)]
+        parts += [Text(), _table(panel, size, width)]
     return Group(*parts)
 
 
@@ -176,22 +180,35 @@ def _failures(frame: StoreMoment) -> Panel:
     )  # fmt: skip
 
 
-def _table(panel: Panel, size: int, narrow: bool) -> RenderableType:
+def _table(panel: Panel, size: int, width: int) -> RenderableType:
     if not panel.rows:
         return Group(Text(), Text(panel.empty, style="dim", overflow="ellipsis", no_wrap=True))
-    columns = panel.few if narrow else range(len(panel.columns))
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for number in columns:
-        name = panel.columns[number]
+    columns = panel.few if width < NARROW else range(len(panel.columns))
+    names = [panel.columns[number] for number in columns]
+    rows = [[printable(row[number]) for number in columns] for row in panel.rows[:size]]
+    more = len(panel.rows) - len(rows) + 1 if 1 < len(rows) < len(panel.rows) else 0
+    if more:
+        rows[-1] = [f"… {more} more", *("" for _ in names[1:])]
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, _GAP, 0, 0))
+    for name, room in zip(names, _widths(names, rows, width), strict=True):
         align: Literal["left", "right"] = "right" if name in _NUMBERS else "left"
-        least = len(name) if align == "right" else 4
-        table.add_column(name, no_wrap=True, overflow="ellipsis", justify=align, min_width=least)
-    rows = panel.rows[:size]
-    hidden = len(panel.rows) - len(rows)
-    if hidden and len(rows) > 1:
-        rows, hidden = rows[:-1], hidden + 1
+        table.add_column(name, no_wrap=True, overflow="ellipsis", justify=align, width=room)
     for row in rows:
-        table.add_row(*(printable(row[number]) for number in columns))
-    if hidden and len(panel.rows[:size]) > 1:
-        table.add_row(f"… {hidden} more", style="dim")
+        table.add_row(*row, style="dim" if more and row is rows[-1] else None)
     return table
+
+
+def _widths(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """How wide each column is: as it needs to be, or for names and errors an equal share of what
+    is left."""
+    wanted = [
+        max(cell_len(text) for text in (name, *cells))
+        for name, cells in zip(names, zip(*rows, strict=True), strict=True)
+    ]
+    soft = [number for number, name in enumerate(names) if name not in _WHOLE]
+    left = width - _GAP * len(names) - sum(w for n, w in enumerate(wanted) if n not in soft)
+    for place, number in enumerate(sorted(soft, key=lambda number: wanted[number])):
+        share = max(1, left // (len(soft) - place))
+        wanted[number] = min(wanted[number], share)
+        left -= wanted[number]
+    return wanted

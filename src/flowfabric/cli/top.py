@@ -33,8 +33,8 @@ async def top(
 ) -> None:
     """Watch a store: throughput, states, lanes, workers and failures, every second.
 
-    q or Ctrl-C ends it. A look takes at most five cheap statements. With --json, each moment is one
-    line.
+    Needs the database itself, not a server. q or Ctrl-C ends it. A look takes at most five cheap
+    statements. With --json, each moment is one line.
     """
     seconds = max(SHORTEST, parse_span(interval, "--interval") / 1000)
     watch = StoreWatch((await fabric.engine()).store, seconds)

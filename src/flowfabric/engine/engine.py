@@ -163,11 +163,6 @@ class Engine:
         """Submissions get their trace from here."""
         self._context.traces = traces
 
-    @property
-    def cancelling_flows(self) -> int:
-        """How many cancelled flows still cancel their members in this process."""
-        return self._dispatcher.cancelling
-
     def now(self) -> Millis:
         """The store's clock: the only time that decides anything."""
         return self.store.clock.now()

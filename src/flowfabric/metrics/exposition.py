@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -35,10 +34,9 @@ async def render(engine: Engine | None = None, *, of_store: bool = True) -> byte
     """All metrics of this process, and with an engine those of its store, unless they are not
     wanted. A store that does not answer leaves its metrics out and hides no others."""
     found: list[Metric] = []
-    if isinstance(engine, Engine):  # one that is reached through a server has its metrics there
-        found.append(_backlog(engine))
-        if of_store:
-            found += await _of_store(engine)
+    # An engine that is reached through a server has its metrics there.
+    if of_store and isinstance(engine, Engine):
+        found += await _of_store(engine)
     return generate_latest(_Everything(_of_processes(), found))
 
 
@@ -83,11 +81,6 @@ def _of_processes() -> Collector:
     shared = CollectorRegistry()
     MultiProcessCollector(shared)  # type: ignore[no-untyped-call]
     return shared
-
-
-def _backlog(engine: Engine) -> GaugeMetricFamily:
-    what = "Cancelled flows whose members this process is cancelling."
-    return GaugeMetricFamily("ff_cancel_backlog_depth", what, value=engine.cancelling_flows)
 
 
 class _Everything(Collector):

@@ -10,6 +10,8 @@ from flowfabric.metrics.distribution import Distribution
 REGISTRY = CollectorRegistry(auto_describe=False)
 
 MOST_NAMES = 100
+MOST_CATEGORIES = 8
+"""Of failures: a set of labels has a task and a category, and all sets together are under 1000."""
 OTHER = "other"
 
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -21,6 +23,11 @@ def _counter(name: str, what: str, *labels: str) -> Counter:
     return Counter(name, what, labels, registry=REGISTRY)
 
 
+def _gauge(name: str, what: str) -> Gauge:
+    """Of all processes that are alive, together."""
+    return Gauge(name, what, registry=REGISTRY, multiprocess_mode="livesum")
+
+
 def _histogram(
     name: str, what: str, *labels: str, bounds: tuple[float, ...] = _SHORT
 ) -> Distribution:
@@ -28,22 +35,23 @@ def _histogram(
 
 
 class BoundedNames:
-    """Names that users make up, as values of a label: after a hundred, the rest is one."""
+    """Names that users make up, as values of a label: after the first, the rest is one."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_NAMES) -> None:
+        self._most = most
         self._known: dict[str, str] = {}
 
     def __call__(self, name: str) -> str:
         found = self._known.get(name)
         if found is None:
-            found = self._known[name] = name if len(self._known) < MOST_NAMES else OTHER
-            if len(self._known) > 10 * MOST_NAMES:  # names of which each is used once
+            found = self._known[name] = name if len(self._known) < self._most else OTHER
+            if len(self._known) > 10 * self._most:  # names of which each is used once
                 self._known = {each: each for each, as_ in self._known.items() if as_ is not OTHER}
         return found
 
 
 lanes, tasks = BoundedNames(), BoundedNames()
-dimensions, categories = BoundedNames(), BoundedNames()
+dimensions, categories = BoundedNames(), BoundedNames(MOST_CATEGORIES)
 
 # -- of the original engine
 
@@ -60,6 +68,9 @@ HTTP_DURATION = _histogram(
 SCANNER_CYCLES = _counter("ff_scanner_cycle_total", "Parts of the sweep done.", "scanner")
 SCANNER_DURATION = _histogram(
     "ff_scanner_cycle_duration_seconds", "How long a part of the sweep took.", "scanner"
+)
+CANCEL_BACKLOG = _gauge(
+    "ff_cancel_backlog_depth", "Cancelled flows whose members are being cancelled."
 )
 CLAIM_DURATION = _histogram(
     "ff_claim_from_grant_duration_seconds",
@@ -125,16 +136,6 @@ BATCH_SIZE = _histogram(
     "ff_batch_size", "How many calls of a kind shared one write or read.", "batch", bounds=_SIZES
 )
 BATCH_DURATION = _histogram("ff_batch_duration_seconds", "How long that took.", "batch")
-READERS = Gauge(
-    "ff_stream_readers",
-    "Reads and long polls of output streams that are served now.",
-    registry=REGISTRY,
-    multiprocess_mode="livesum",
-)
-CONNECTIONS = Gauge(
-    "ff_sse_connections",
-    "Connections of server-sent events that are open now.",
-    registry=REGISTRY,
-    multiprocess_mode="livesum",
-)
+READERS = _gauge("ff_stream_readers", "Reads and long polls of output streams that are served now.")
+CONNECTIONS = _gauge("ff_sse_connections", "Connections of server-sent events that are open now.")
 ProcessCollector(registry=REGISTRY)

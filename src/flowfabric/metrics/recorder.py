@@ -7,6 +7,7 @@ from typing import Any
 
 from prometheus_client import Counter as Instrument
 
+from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import (
     Active,
@@ -29,6 +30,7 @@ METHODS = frozenset(
 _OUTCOMES = ("ok", "error", "cancelled", "timeout", "")
 """By number. Skipped runs never ran and are not counted."""
 _FAILURES = (Outcome.FAILED, Outcome.EXPIRED)
+_FOLLOWED = {"stream": of.READERS, "sse": of.CONNECTIONS, "cancel": of.CANCEL_BACKLOG}
 
 
 def enable() -> None:
@@ -74,19 +76,18 @@ class _Recorder(Observer):
     def created(self, snapshots: Sequence[Snapshot]) -> None:
         _count_lanes(of.SUBMITTED, snapshots)
 
-    def claimed(self, lanes: Sequence[str], snapshots: Sequence[Snapshot], seconds: float) -> None:
+    def looked(self, lanes: Sequence[str], seconds: float) -> None:
         asked = of.lanes(lanes[0]) if len(lanes) == 1 else "all"
         of.CLAIM_DURATION.add((asked,), (seconds,))
-        if not snapshots:
-            return
+
+    def claimed(self, snapshots: Sequence[Snapshot]) -> None:
         _count_lanes(of.CLAIMED, snapshots)
         waits: dict[str, list[float]] = {}
         for snapshot in snapshots:
-            state, execution = snapshot.state, snapshot.execution
+            state = snapshot.state
             if isinstance(state, Active) and state.lease.start is Start.INITIAL:
-                since = execution.facts.delay_until or execution.created_at
-                waited = (state.lease.started_at - since) / 1000
-                waits.setdefault(execution.route.lane, []).append(waited)
+                waited = max(0, state.lease.started_at - _could_start_at(snapshot)) / 1000
+                waits.setdefault(snapshot.execution.route.lane, []).append(waited)
         for lane, seen in waits.items():
             of.QUEUE_WAIT.add((of.lanes(lane),), seen)
 
@@ -134,7 +135,15 @@ class _Recorder(Observer):
         of.HTTP_DURATION.add(labels, (seconds,))
 
     def following(self, kind: str, change: int) -> None:
-        (of.CONNECTIONS if kind == "sse" else of.READERS).inc(change)
+        _FOLLOWED[kind].inc(change)
+
+
+def _could_start_at(snapshot: Snapshot) -> Millis:
+    """When nothing but a worker was missing: after its delay, its limits and its upstreams."""
+    join = snapshot.life.join
+    fired_at = None if join is None else join.fired_at
+    delay_until = snapshot.execution.facts.delay_until
+    return max(snapshot.admitted_at, fired_at or Millis(0), delay_until or Millis(0))
 
 
 def _count_lanes(counter: Instrument, snapshots: Sequence[Snapshot]) -> None:

@@ -13,6 +13,7 @@ from msgspec import Struct
 from prometheus_client.core import GaugeMetricFamily
 
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution import webhook
 from flowfabric.core.execution.registry import Presence
 from flowfabric.engine.engine import Engine
 from flowfabric.metrics.instruments import MOST_NAMES, OTHER
@@ -67,9 +68,14 @@ class StoreGauges:
             at=now,
             states=states,
             lanes=activity.lanes,
-            workers=tuple(each for each in presences if each.alive(now)),
+            workers=tuple(each for each in presences if each.alive(now) and _runs_tasks(each)),
             next_due=await store.next_due(Millis(0)),
         )
+
+
+def _runs_tasks(worker: Presence) -> bool:
+    """Not one that a server has for its webhooks: it runs none of the users' tasks."""
+    return worker.kinds != (webhook.KIND,)
 
 
 _known: "WeakKeyDictionary[Engine, StoreGauges]" = WeakKeyDictionary()
@@ -92,7 +98,8 @@ def families(figures: StoreFigures) -> Iterator[GaugeMetricFamily]:
         states.add_metric([str(state)], count)
     yield states
     yield from _lanes(figures)
-    yield GaugeMetricFamily("ff_workers", "Workers that are alive.", value=len(figures.workers))
+    workers = "Workers of tasks that are alive."
+    yield GaugeMetricFamily("ff_workers", workers, value=len(figures.workers))
     slots = sum(each.concurrency for each in figures.workers)
     yield GaugeMetricFamily("ff_worker_slots", "How many runs they can run at once.", value=slots)
     lag = "How long ago something became due that has not been done."

@@ -4,6 +4,7 @@ A dialect reads facts (`store/<dialect>/doctor.py`); small pure functions judge 
 (`store/<dialect>/checks.py`). Nothing is changed.
 """
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from typing import TypeVar, cast
@@ -11,12 +12,17 @@ from typing import TypeVar, cast
 from msgspec import Struct
 from msgspec.structs import replace
 
+from flowfabric.core.base.redact import redact
 from flowfabric.core.base.time import Millis
 from flowfabric.store.contract import Store
 from flowfabric.store.copy import Promotion
 from flowfabric.store.open import dialect_of
 
 F = TypeVar("F")
+
+
+THIS_STORE = "<this store>"
+"""Stands in a fix for the URL of the store that was looked at."""
 
 
 class Severity(IntEnum):
@@ -92,6 +98,16 @@ def judge(store: str, dialect: str, facts: F, checks: Mapping[str, Check[F]]) ->
 
 async def examine(url: str) -> Examination:
     """Looks at the store at `url` without changing it, also at one of another release."""
+    found = await _examined(url)
+    named = shlex.quote(redact(url))
+    findings = [
+        replace(each, fix=tuple(line.replace(THIS_STORE, named) for line in each.fix))
+        for each in found.findings
+    ]
+    return replace(found, findings=tuple(findings))
+
+
+async def _examined(url: str) -> Examination:
     if dialect_of(url) == "sqlite":
         from flowfabric.store.sqlite import doctor as sqlite_doctor
 
@@ -133,7 +149,7 @@ def check_version(upkeep: Upkeep) -> Iterable[Finding]:
             f"the schema has version {upkeep.version}, this release needs {known}",
             "The next process that opens the store migrates it. Processes of the earlier release"
             " must be stopped before that.",
-            "flowfabric migrate",
+            f"flowfabric migrate --url {THIS_STORE}",
         )
 
 
@@ -143,7 +159,7 @@ def check_promotion(upkeep: Upkeep) -> Iterable[Finding]:
         yield problem(
             f"the promotion of {found.shown} into this store has not finished",
             "No worker can open the store until all rows are there.",
-            f"flowfabric promote {found.shown} TARGET",
+            f"flowfabric promote {shlex.quote(found.shown)} {THIS_STORE}",
         )
 
 
@@ -161,7 +177,7 @@ def check_sweep(upkeep: Upkeep) -> Iterable[Finding]:
         yield warning(
             f"the sweep is behind: {left} ended more than a minute ago",
             "A worker sweeps, but it cannot keep up or fails; its log says why (flowfabric.sweep).",
-            "flowfabric workers list",
+            f"flowfabric workers list --url {THIS_STORE}",
         )
 
 

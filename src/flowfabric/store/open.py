@@ -46,6 +46,8 @@ def dialect_of(url: str) -> str:
                     "the Postgres store needs asyncpg: pip install 'flowfabric[postgres]'"
                 )
             return "postgres"
+        case "http" | "https":
+            raise Invalid(f"this needs the database itself and not a server; use {FORMS}")
         case _:
             raise Invalid(f"{scheme[:20]!r} is not a known store; use {FORMS}")
 

@@ -28,11 +28,15 @@ class Observer:
     def applied(self, changes: Sequence[Change[Any]]) -> None:
         """These changes were committed."""
 
-    def claimed(self, lanes: Sequence[str], snapshots: Sequence[Snapshot], seconds: float) -> None:
-        """A claim for these lanes (none: all of them) has taken these executions."""
+    def looked(self, lanes: Sequence[str], seconds: float) -> None:
+        """A look for work in these lanes (none: all of them) took so long, whatever it found."""
+
+    def claimed(self, snapshots: Sequence[Snapshot]) -> None:
+        """Workers have taken these executions."""
 
     def renewed(self, kept: int, lost: int) -> None:
-        """So many leases were renewed, and so many could not be."""
+        """So many leases were renewed, and so many could not be: they are gone, or the store did
+        not answer."""
 
     def swept(self, part: str, seconds: float) -> None:
         """One part of the sweep was done."""
@@ -59,7 +63,8 @@ class Observer:
         """A server has answered a request of this route; None if there is no such route."""
 
     def following(self, kind: str, change: int) -> None:
-        """One more (1) or one less (-1) client follows something, as "stream" or "sse"."""
+        """One more (1) or one less (-1) of what takes a while is under way: a client that follows
+        a "stream" or "sse", or a flow that must "cancel" its members."""
 
 
 class _Current:
@@ -78,7 +83,7 @@ def watch(observer: Observer | None) -> None:
 
 @contextmanager
 def followed(kind: str) -> Iterator[None]:
-    """A client follows something while the block runs."""
+    """Something takes as long as the block runs, such as a client that follows a stream."""
     seen = watching()
     if seen is None:
         yield
@@ -88,6 +93,20 @@ def followed(kind: str) -> Iterator[None]:
         yield
     finally:
         seen.following(kind, -1)
+
+
+@contextmanager
+def looking(*lanes: str) -> Iterator[None]:
+    """Looks for work in these lanes while the block runs, and says how long it took."""
+    seen = watching()
+    if seen is None:
+        yield
+        return
+    began = monotonic()
+    try:
+        yield
+    finally:
+        seen.looked(lanes, monotonic() - began)
 
 
 async def timed(part: str, work: Awaitable[T]) -> T:

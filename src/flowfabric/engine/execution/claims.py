@@ -3,11 +3,10 @@
 import asyncio
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from time import monotonic
 from uuid import UUID, uuid5
 
 from msgspec import Struct
@@ -65,7 +64,7 @@ from flowfabric.core.execution.takeover import give_up
 from flowfabric.engine.commit.background import Background
 from flowfabric.engine.commit.batch import MAX_BYTES, Batcher
 from flowfabric.engine.commit.decide import Decision
-from flowfabric.engine.commit.observer import watching
+from flowfabric.engine.commit.observer import looking, watching
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.budget_gate import BudgetGate
 from flowfabric.engine.limit.lanes import Lanes, share_out
@@ -229,7 +228,10 @@ class Claims(Service):
         give_up_at = loop.time() + check_seconds(max_wait, "max_wait")
         while True:
             seen = self._context.store.hints.count
-            taken = await _measured(self._take(call, weights), call.lanes)
+            with looking(*call.lanes):
+                taken = await self._take(call, weights)
+            if taken and (observer := watching()) is not None:
+                observer.claimed([item.snapshot for item in taken])
             remaining = give_up_at - loop.time()
             if taken or remaining <= 0:
                 return [Claim(item.snapshot, item.payload, call.ttl) for item in taken]
@@ -508,22 +510,13 @@ class Claims(Service):
 
 
 async def _flush_renewals(store: Store, renewals: list[Renewal]) -> list[Millis | None]:
-    extended = await store.renew(renewals, store.clock.now())
-    if (seen := watching()) is not None:
-        seen.renewed(len(extended), len(renewals) - len(extended))
-    return [extended.get(renewal.uuid) for renewal in renewals]
-
-
-async def _measured(taking: Awaitable[list[Taken]], lanes: Sequence[str]) -> list[Taken]:
-    seen = watching()
-    if seen is None:
-        return await taking
-    taken, began = list[Taken](), monotonic()
+    extended: Mapping[UUID, Millis] = {}
     try:
-        taken = await taking
+        extended = await store.renew(renewals, store.clock.now())
     finally:
-        seen.claimed(lanes, [item.snapshot for item in taken], monotonic() - began)
-    return taken
+        if (seen := watching()) is not None:
+            seen.renewed(len(extended), len(renewals) - len(extended))
+    return [extended.get(renewal.uuid) for renewal in renewals]
 
 
 async def _taken(store: Store, calls: list[ClaimCall], now: Millis) -> list[list[Taken]]:

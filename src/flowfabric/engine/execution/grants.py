@@ -3,6 +3,7 @@ grant."""
 
 import hmac
 from collections.abc import Iterable
+from contextlib import suppress
 from uuid import UUID
 
 from flowfabric.core.base.errors import (
@@ -42,6 +43,7 @@ from flowfabric.core.execution.model import Active, Ready, Snapshot, WorkerIdent
 from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.limit.budget import spent
 from flowfabric.core.limit.budget_gate import STARTS
+from flowfabric.engine.commit.observer import looking, watching
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.attempts import seal_claim
 from flowfabric.engine.execution.claims import Claim, check_known, check_ttl
@@ -112,23 +114,22 @@ class Grants(Service):
         grantee = self._grantee(worker, capabilities, ttl, None, notes)
         place = None if namespace is None else check_namespace(namespace)
         name = check_lane(lane)
-        await self._let_in()
-        candidates = await self._context.store.snapshots(
-            Claimable(name, place, self._now(), EXAMINED, grantee.capabilities)
-        )
-        for candidate in candidates:
-            if await self._is_spent(candidate):
-                continue
-            try:
-                return await self.issue(
-                    candidate.execution.id,
-                    worker,
-                    capabilities=grantee.capabilities,
-                    ttl=grantee.ttl,
-                    notes=notes,
-                )
-            except (Contention, GrantExists, NotFound):
-                continue  # another caller was faster; the next candidate is as good
+        with looking(name):
+            await self._let_in()
+            candidates = await self._context.store.snapshots(
+                Claimable(name, place, self._now(), EXAMINED, grantee.capabilities)
+            )
+            for candidate in candidates:
+                if await self._is_spent(candidate):
+                    continue
+                with suppress(Contention, GrantExists, NotFound):  # the next one is as good
+                    return await self.issue(
+                        candidate.execution.id,
+                        worker,
+                        capabilities=grantee.capabilities,
+                        ttl=grantee.ttl,
+                        notes=notes,
+                    )
         return None
 
     async def handle_of(self, owned: Claim) -> str:
@@ -300,6 +301,8 @@ class Grants(Service):
         detail = await self._context.store.detail(snapshot.execution.uuid)
         if detail is None:
             raise NotFound("execution", snapshot.execution.id)
+        if (seen := watching()) is not None:
+            seen.claimed([snapshot])
         return Claim(snapshot, detail.payload, taking.ttl)
 
 

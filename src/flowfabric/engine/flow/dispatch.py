@@ -71,11 +71,6 @@ class FlowDispatcher(Service):
         it. A caller that stops waiting stops nothing, and a failure is left to the sweep."""
         await asyncio.wait([self._cancels.start(partial(self._cancel, flow), flow.id)])
 
-    @property
-    def cancelling(self) -> int:
-        """How many cancelled flows still cancel their members here."""
-        return len(self._cancelling | self._resolver.cancelling)
-
     async def drain(self) -> None:
         """Returns when everything that follows the commits of this process is done."""
         work = (self._carries, self._counts, self._resolves, self._cancels)

@@ -36,7 +36,7 @@ from flowfabric.core.wait.model import Loaded
 from flowfabric.core.wait.signal import Delivery
 from flowfabric.engine.access.actor import acting_as
 from flowfabric.engine.commit.decide import Decision
-from flowfabric.engine.commit.observer import watching
+from flowfabric.engine.commit.observer import followed, watching
 from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.commit.records import find
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
@@ -218,12 +218,12 @@ class FlowResolver(Service):
             owner=CASCADE,
             reason=flow.cancel.reason,
         )
+        by = flow.cancel.by
         self.cancelling.add(flow.id)
         try:
-            async for page in member_pages(self._context.store, flow.id, living=True):
-                await self._all(
-                    [Decision(each.execution.uuid, rule, each, by=flow.cancel.by) for each in page]
-                )
+            with followed("cancel"):
+                async for page in member_pages(self._context.store, flow.id, living=True):
+                    await self._all([Decision(x.execution.uuid, rule, x, by=by) for x in page])
         finally:
             self.cancelling.discard(flow.id)
 

@@ -36,13 +36,20 @@ async def backup(url: str, target: str, overwrite: bool, progress: Progress) -> 
             os.unlink(partial)
         raise
     size = await asyncio.to_thread(os.path.getsize, target)
-    restore = shlex.join(["pg_restore", f"--dbname={_without_password(address)}", target])
+    restore = f"{restore_command(address, target)}   # with every process stopped"
     return Backup(address.shown, target, size, time.monotonic() - started, restore)
 
 
 def command_line(url: str, target: str) -> str:
     """What to type. A password is not part of it: libpq reads PGPASSWORD or ~/.pgpass."""
     return shlex.join(["pg_dump", *_arguments(_direct(url), target)])
+
+
+def restore_command(address: Address, target: str) -> str:
+    """All of it or nothing: what is there now is replaced, never mixed with what was."""
+    options = ["--clean", "--if-exists", "--single-transaction"]
+    place = f"--dbname={_without_password(address)}"
+    return shlex.join(["pg_restore", *options, place, target])
 
 
 def _direct(url: str) -> Address:

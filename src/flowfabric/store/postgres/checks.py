@@ -82,6 +82,10 @@ class PostgresFacts(Struct, frozen=True, kw_only=True):
     """Tables are locked, so that neither their schema nor what is due in them could be read."""
     invalid: tuple[str, ...] = ()
     settings: Mapping[str, str] = {}
+    sources: Mapping[str, str] = {}
+    """Where each setting comes from: the server's files, the database, the role, the URL."""
+    database: str = ""
+    role: str = ""
     tables: tuple[TableHealth, ...] = ()
     holders: tuple[SnapshotHolder, ...] = ()
     waits: tuple[LockWait, ...] = ()
@@ -154,7 +158,7 @@ def check_autovacuum(facts: PostgresFacts) -> Iterator[Finding]:
                 f"{name} is off for the whole server",
                 "Dead rows are never removed, so queues become slower from day to day; in the end"
                 " the server refuses writes.",
-                _mend(facts, "mend_setting", name=name, value="on"),
+                _mend(facts, "mend_setting", whose="system", name=name, value="on"),
                 _mend(facts, "mend_reload"),
             )
     wanted, found = _options(facts.expected), _options(facts.lines)
@@ -270,8 +274,7 @@ def check_durability(facts: PostgresFacts) -> Iterator[Finding]:
     }
     for name, meaning in meanings.items():
         if facts.settings.get(name) == "off":
-            again = _mend(facts, "mend_setting", name=name, value="on")
-            yield problem(f"{name} is off", meaning, again, _mend(facts, "mend_reload"))
+            yield problem(f"{name} is off", meaning, *_switched_on(facts, name))
     for table in facts.tables:
         if table.unlogged:
             yield problem(
@@ -279,6 +282,25 @@ def check_durability(facts: PostgresFacts) -> Iterator[Finding]:
                 "It is empty after the server was stopped hard.",
                 _mend(facts, "mend_unlogged", table=table.name),
             )
+
+
+def _switched_on(facts: PostgresFacts, name: str) -> Iterator[str]:
+    """Where it was switched off: the server's own setting is the last that counts."""
+    database, role = facts.database, facts.role
+    owners = {
+        "database": f"database {database}",
+        "user": f"role {role}",
+        "database user": f"role {role} in database {database}",
+        "global": "role all",
+    }
+    source = facts.sources.get(name, "")
+    if source == "client":
+        yield f"remove {name} from the options of the URL, or from PGOPTIONS"
+    elif source in owners:
+        yield _mend(facts, "mend_setting", whose=owners[source], name=name, value="on")
+    else:
+        yield _mend(facts, "mend_setting", whose="system", name=name, value="on")
+        yield _mend(facts, "mend_reload")
 
 
 def check_role(facts: PostgresFacts) -> Iterator[Finding]:
@@ -301,7 +323,7 @@ def check_connections(facts: PostgresFacts) -> Iterator[Finding]:
     yield judged(
         f"{used} of {usable} connections are taken ({top})",
         "Processes that start now may be refused; a worker needs three connections.",
-        _mend(facts, "mend_setting", name="max_connections", value=most * 2),
+        _mend(facts, "mend_setting", whose="system", name="max_connections", value=most * 2),
         "and restart the server; or put a pooler before it",
     )
 

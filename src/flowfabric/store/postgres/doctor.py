@@ -41,7 +41,8 @@ async def read_facts(session: PostgresSession) -> PostgresFacts:
         raise Unavailable(
             f"{session.dialer.address.shown} has no FlowFabric tables; run `flowfabric migrate`"
         )
-    ((standby, queue_usage, frozen_age),) = await _rows(session, "server_state")
+    ((standby, queue_usage, frozen_age, database, role),) = await _rows(session, "server_state")
+    settings = await _rows(session, "server_settings")
     address = session.dialer.address
     found = await _rows(session, "table_health")
     expected = schema_snapshot().replace("flowfabric.", f"{session.schema}.")
@@ -53,7 +54,10 @@ async def read_facts(session: PostgresSession) -> PostgresFacts:
         lines=tuple((described or expected).splitlines()),
         locked=upkeep is None or described is None,
         invalid=tuple(name for (name,) in await _rows(session, "invalid_indexes")),
-        settings=dict(await _rows(session, "server_settings")),
+        settings={name: value for name, value, _ in settings},
+        sources={name: source for name, _, source in settings},
+        database=database,
+        role=role,
         tables=tuple(TableHealth(*row) for row in found),
         holders=tuple(SnapshotHolder(*row) for row in await _rows(session, "snapshot_holders")),
         waits=tuple(LockWait(*row) for row in await _rows(session, "lock_waits")),

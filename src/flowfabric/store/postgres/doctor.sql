@@ -1,7 +1,7 @@
 -- What a doctor wants to know of the server. Catalogs and statistics only; nothing is locked.
 
 -- name: server_settings
-select name, setting from pg_settings
+select name, setting, source from pg_settings
 where name in (
     'fsync', 'full_page_writes', 'synchronous_commit', 'autovacuum', 'track_counts',
     'max_connections', 'superuser_reserved_connections', 'autovacuum_freeze_max_age',
@@ -10,7 +10,8 @@ where name in (
 
 -- name: server_state
 select
-    pg_is_in_recovery(), pg_notification_queue_usage(), age(d.datfrozenxid)
+    pg_is_in_recovery(), pg_notification_queue_usage(), age(d.datfrozenxid),
+    quote_ident(d.datname), quote_ident(current_user)
 from pg_database d where d.datname = current_database()
 
 -- name: server_clients
@@ -97,7 +98,8 @@ alter table {schema}.{table} add constraint {name} {key}
 reindex index concurrently {schema}.{name}
 
 -- name: mend_setting
-alter system set {name} = {value}
+-- Of the server ("system"), or of a database or role, whose settings count more.
+alter {whose} set {name} = {value}
 
 -- name: mend_reload
 select pg_reload_conf()

@@ -25,7 +25,7 @@ async def backup(url: str, target: str, overwrite: bool, progress: Progress) -> 
     try:
         return await asyncio.to_thread(_backup, path, target, overwrite, progress)
     except sqlite3.Error as error:
-        raise translate(error, path) from error
+        raise translate(error, f"copying {path} to {target}") from error
 
 
 def _backup(path: str, target: str, overwrite: bool, progress: Progress) -> Backup:

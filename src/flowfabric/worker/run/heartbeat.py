@@ -215,14 +215,16 @@ class Heartbeat:
             if len(page) > 1:
                 await asyncio.gather(*(self._renew_page(store, [held]) for held in page))
             return
+        except FlowFabricError:
+            _tell_renewed(0, len(page))
+            raise
         refused = []
         for held in page:
             if (expires_at := extended.get(held.renewal.uuid)) is None:
                 refused.append(held)
             else:
                 held.renewed(expires_at, asked_at)
-        if (seen := watching()) is not None:
-            seen.renewed(len(page) - len(refused), 0)
+        _tell_renewed(len(page) - len(refused), 0)
         if refused:
             await self._lose_refused(store, refused)
 
@@ -233,8 +235,8 @@ class Heartbeat:
             found = await load_readable(store.load, [held.renewal.uuid for held in refused])
         for held in refused:
             loss = _loss(found.get(held.renewal.uuid), held.renewal) or Loss.GONE
-            if loss is not Loss.ENDED and (seen := watching()) is not None:
-                seen.renewed(0, 1)
+            if loss is not Loss.ENDED:
+                _tell_renewed(0, 1)
             self._lose(held, loss)
 
     async def _look(self, store: LeaseKeeper) -> None:
@@ -309,6 +311,12 @@ class Heartbeat:
     def _where(self) -> str:
         frame = sys._current_frames().get(self._worker_thread)
         return "".join(traceback.format_stack(frame)[-3:]) if frame else ""
+
+
+def _tell_renewed(kept: int, lost: int) -> None:
+    """Measures how renewals went."""
+    if (seen := watching()) is not None:
+        seen.renewed(kept, lost)
 
 
 def _pages(held: list[WorkerLease]) -> list[list[WorkerLease]]:
