@@ -2,7 +2,7 @@
 import { get, part } from "./api.js";
 import { gauge } from "./charts.js";
 import { h, render } from "./dom.js";
-import { duration, moment, number, plural } from "./format.js";
+import { duration, moment, number, plural, sentence } from "./format.js";
 import { card, empty, head } from "./ui.js";
 
 const SIZE = 100;
@@ -27,7 +27,7 @@ export function limits({ everywhere }) {
           : card("Quotas", empty("No quotas", "A quota limits how many runs use something at once, or how many start in a period.", 'fabric.quota("api", concurrency=10, rate="100/m")')),
         quotas.quotas.length > ASKED ? h("p", { class: "muted" }, `${quotas.quotas.length - ASKED} more quotas are not shown; see flowfabric quotas.`) : null));
   }
-  return { title: "Limits", element, refresh, every: 2000 };
+  return { title: "Limits", element, refresh, every: 5000, age: 5 };
 }
 
 function budgetCard(budget) {
@@ -36,10 +36,10 @@ function budgetCard(budget) {
     budget.parent ? `part of ${budget.parent}` : null,
     budget.breaches ? `refused ${plural(budget.breaches, "time")}` : null,
     budget.soft_breaches ? `over its soft limit ${plural(budget.soft_breaches, "time")}` : null,
-  ].filter(Boolean).join(" · ");
+  ].filter(Boolean).join(", ");
   return card(`Budget ${budget.name}`, [
     dimensions.map(([name, each]) => gauge(name, each.taken, each.hard ?? each.soft, { soft: each.hard ? each.soft : null })),
-    h("p", { class: "small muted pad-top" }, notes || "Nothing was refused.", budget.next_reset_at ? [" Starts over ", moment(budget.next_reset_at), "."] : null),
+    h("p", { class: "small muted pad-top" }, notes ? sentence(notes) : "Nothing was refused.", budget.next_reset_at ? [" Starts over ", moment(budget.next_reset_at), "."] : null),
   ], { className: "span-4" });
 }
 
