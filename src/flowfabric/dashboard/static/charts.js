@@ -61,11 +61,11 @@ export function meter(share, label, tone = "") {
 }
 
 /** How much of a limit is used. */
-export function gauge(label, taken, limit, { soft, unit = "" } = {}) {
+export function gauge(label, taken, limit, { soft, full = "fail" } = {}) {
   const share = limit ? taken / limit : 0;
-  const tone = share >= 1 ? "fail" : (soft && taken >= soft) || share >= 0.8 ? "delay" : "ok";
+  const tone = share >= 1 ? full : (soft && taken >= soft) || share >= 0.8 ? "delay" : "ok";
   const of = limit === null || limit === undefined ? "no limit" : `of ${number(limit)}`;
-  const text = `${number(taken)} ${of}${unit}${soft ? `, soft limit ${number(soft)}` : ""}`;
+  const text = `${number(taken)} ${of}${soft ? `, soft limit ${number(soft)}` : ""}`;
   return h("div", { class: "gauge" },
     h("div", { class: "gauge-top" }, h("span", {}, label), h("span", { class: "muted num" }, text)),
     limit === null || limit === undefined ? null : meter(share, `${label}: ${text}`, tone));

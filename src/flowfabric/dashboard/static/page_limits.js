@@ -6,6 +6,7 @@ import { duration, moment, number, plural, sentence } from "./format.js";
 import { card, empty, head } from "./ui.js";
 
 const SIZE = 100;
+const BUSY = { full: "delay" }; // a quota that is used up is at work, not at fault
 const ASKED = 30; // quotas whose fill is asked for, one request each
 
 export function limits({ everywhere }) {
@@ -48,9 +49,9 @@ function quotaCard(status) {
   const keys = status.keys.filter((each) => each.uses.some((use) => use.key)).slice(0, 5);
   const own = (each) => each.uses.find((use) => use.quota === quota.name)?.key ?? "";
   return card(quota.name.startsWith("task:") ? `Task ${quota.name.slice(5)}` : `Quota ${quota.name}`, [
-    quota.concurrency ? gauge("at once", status.admitted, quota.concurrency) : null,
-    quota.rate ? h("p", { class: "small" }, `${number(quota.rate.count)} starts in ${duration(quota.rate.window)}`, status.opens_at ? [", the next ", moment(status.opens_at)] : ", room for more") : null,
-    keys.map((each) => gauge(own(each), each.held, quota.concurrency_per_key)),
+    quota.concurrency ? gauge("at once", status.admitted, quota.concurrency, BUSY) : null,
+    quota.rate ? [gauge(`starts in ${duration(quota.rate.window)}`, status.started ?? 0, quota.rate.count, BUSY), status.opens_at ? h("p", { class: "small" }, "The next one starts ", moment(status.opens_at), ".") : null] : null,
+    keys.map((each) => gauge(own(each), each.held, quota.concurrency_per_key, BUSY)),
     h("p", { class: "small muted pad-top" }, `${number(status.waiting)} waiting · ${number(status.running)} running${status.key_count > 5 ? ` · ${number(status.key_count)} keys` : ""}`),
   ], { className: "span-4" });
 }
