@@ -2,10 +2,12 @@
 
 import time
 
+import pytest
 from playwright.async_api import Browser, Page
 
 from flowfabric import Fabric
 from flowfabric.core.execution.submission import Submission
+from flowfabric.store.sqlite import lists
 from tests.dashboard.conftest import Visitor
 from tests.dashboard.site import IDLE, LONG, Site
 
@@ -27,6 +29,29 @@ async def test_ten_thousand_runs(site: Site, visitor: Visitor) -> None:
     await visitor.go("")
     tile = page.locator("a.tile", has_text="waiting").locator("b")
     assert int((await tile.inner_text()).replace(",", "")) >= 10_000
+
+
+async def test_a_match_behind_many_newer_runs_is_found(
+    site: Site, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server looks at so many runs for a request; the page goes on where it stopped."""
+    monkeypatch.setattr(lists, "WINDOW", 100)
+    await site.engine.executions.submit(Submission(kind="lonely", lane=IDLE, payload=b"{}"))
+    await _submit(site, "newer", 950)
+    page = await visitor.go("executions?kind=lonely")
+    assert await page.locator("tbody tr").count() == 1
+    await _submit(site, "newer", 100)
+    await visitor.go("executions")
+    await visitor.go("executions?kind=lonely")
+    await page.get_by_text("No run matches so far").wait_for()
+    await page.get_by_role("link", name="Search older runs").click()
+    await page.locator("tbody tr", has_text="lonely").wait_for()
+
+
+async def _submit(site: Site, kind: str, count: int) -> None:
+    await site.engine.executions.submit_many(
+        Submission(kind=kind, lane=IDLE, payload=b"{}") for _ in range(count)
+    )
 
 
 async def test_five_hundred_nodes(site: Site, visitor: Visitor) -> None:

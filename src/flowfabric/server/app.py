@@ -40,6 +40,7 @@ from flowfabric.server.context import ServerContext
 from flowfabric.server.gateway import Gateway
 from flowfabric.server.limits import RequestLimits
 from flowfabric.server.openapi import OPENAPI, describe, openapi_document
+from flowfabric.server.shared_answers import SharedAnswers
 from flowfabric.server.wire import Body, BodyError
 
 HANDLERS = [
@@ -80,7 +81,7 @@ def create_app(context: ServerContext) -> App:
         HANDLERS,
         dto=Body,
         return_dto=None,
-        middleware=[RequestLimits],
+        middleware=[RequestLimits, SharedAnswers],
         state=State({CONTEXT: context}),
         exception_handlers={
             BodyError: errors.on_body_error,

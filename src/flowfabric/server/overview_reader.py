@@ -21,7 +21,7 @@ from flowfabric.store.queries import Counts, RouteDepth
 
 FRESH = 1.0
 """Seconds that an answer is shared."""
-COUNTED = 2.0
+COUNTED = 3.0
 """Seconds that counts of states and lanes are shared."""
 SLOW = 10.0
 """Seconds that failures, workers and lane settings are shared."""
@@ -132,7 +132,7 @@ class OverviewReader:
         return await self._answers.get(engine, place)
 
     async def _compute(self, engine: Engine, place: Place) -> OverviewAnswer:
-        await self.news(engine)
+        await self.news(engine, rounds=2.0)  # an open page has the change feed read every second
         counts, depths, slow = await asyncio.gather(
             self._counts.get(engine, place),
             self._depths.get(engine, None),
@@ -160,14 +160,14 @@ class OverviewReader:
         """Called with all events that are read, for an overview or for followers."""
         self._listeners.append(act)
 
-    async def news(self, engine: Engine) -> None:
-        """Reads what happened since the last time, if that was a while ago. A process that has
-        fallen far behind goes on with the latest events: the spans between stay as they are."""
+    async def news(self, engine: Engine, *, rounds: float = 0.8) -> None:
+        """Reads what happened since the last time, if that is so many rounds ago. A process that
+        has fallen far behind goes on with the latest events: the spans between stay as they are."""
         loop = asyncio.get_running_loop()
         async with self._reading:
             if self._cursor is None:
                 self._cursor = max(0, await engine.events.tail() - BEHIND)
-            elif loop.time() - self._read_at < FRESH * 0.8:
+            elif loop.time() - self._read_at < FRESH * rounds:
                 return
             found: list[StoredEvent] = []
             for _ in range(AT_ONCE):

@@ -233,6 +233,18 @@ async def test_a_retry_is_a_start(lab: Lab) -> None:
     assert (await lab.claim_one()).attempt == 2
 
 
+async def test_the_status_counts_the_starts_of_the_window(lab: Lab) -> None:
+    await define(lab, concurrency=9)
+    assert (await lab.engine.quotas.status("q")).started is None
+    await define(lab, rate=Rate(2, Millis(1_000)))
+    assert (await lab.engine.quotas.status("q")).started == 0
+    await crowd(lab, 4)
+    await lab.claim(limit=9)
+    assert (await lab.engine.quotas.status("q")).started == 2
+    lab.clock.advance(1_000)
+    assert (await lab.engine.quotas.status("q")).started == 0
+
+
 async def test_a_rate_opens_exactly_when_it_says(lab: Lab) -> None:
     """C-T95, I-27, F-10: retry-after is right to the millisecond, start by start"""
     await define(lab, rate=Rate(2, Millis(1_000)))

@@ -348,6 +348,11 @@ class Room:
             if self._left(rate, (use.quota, key)) <= 0
         ]
 
+    def started(self, quota: Quota) -> int | None:
+        """How many starts of its rate are used; None without one."""
+        rate = quota.rate
+        return None if rate is None else self._since(rate.window, (quota.name, ALL))
+
     def opens_at(self, uses: Uses) -> Millis | None:
         """When the rates of these uses allow a start; None if they allow it now, or if a slot is
         missing."""

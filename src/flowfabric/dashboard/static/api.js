@@ -40,12 +40,18 @@ export function headers(more = {}) {
   return held ? { authorization: `Bearer ${held}`, ...more } : more;
 }
 
+let shared = 0;
+/** Seconds that answers may be old from now on: what other pages were told may be shared then. */
+export function allowAge(seconds) { shared = seconds; }
+
 async function send(method, path, { query, body, signal } = {}) {
   const sent = body === undefined ? {} : { body: JSON.stringify(body) };
+  const more = body === undefined ? {} : { "content-type": "application/json" };
+  if (method === "GET" && shared) more["cache-control"] = `max-age=${shared}`;
   let reply;
   try {
     reply = await fetch(address(path, query), {
-      method, signal, headers: headers(body === undefined ? {} : { "content-type": "application/json" }), ...sent,
+      method, signal, headers: headers(more), ...sent,
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;

@@ -1,6 +1,6 @@
 // The shell: who is there, which page, what is new.
-import { get, maybe, onConnection, space, token } from "./api.js";
-import { byId, h, render } from "./dom.js";
+import { allowAge, get, maybe, onConnection, space, token } from "./api.js";
+import { announce, byId, h, mount, render } from "./dom.js";
 import { Live } from "./live.js";
 import { explain } from "./ui.js";
 import { overview } from "./page_overview.js";
@@ -20,12 +20,16 @@ const PAGES = [
   ["workers", "Workers", workers], ["limits", "Limits", limits],
 ];
 const DEEPER = { executions: execution, flows: flow };
+const THINGS = { executions: "run", flows: "flow" };
 const LEAST = 1000; // a page reads again at most once a second
+const AGE = 2; // seconds that an answer after news may be old
+const AFTERWARDS = 3000; // and so long after the last news the page reads once more
 
 let me = null;
 let shown = null; // the page on the screen
 let visit = 0;
 let timer = null;
+let last = null;
 let readAt = 0;
 let reading = false;
 
@@ -41,23 +45,34 @@ function route() {
 async function open() {
   if (location.hash === "#main") return byId("main").focus();
   const { name, rest, query } = route();
-  const found = PAGES.find(([path]) => path === name) ?? PAGES[0];
-  const make = rest.length && DEEPER[name] ? DEEPER[name] : found[2];
-  markNav(found[0]);
+  const found = PAGES.find(([path]) => path === name);
+  markNav(name);
   visit += 1;
   shown?.close?.();
+  shown = null;
+  if (!found) return nowhere(name);
+  const make = rest.length && DEEPER[name] ? DEEPER[name] : found[2];
   const context = { rest, query, can, everywhere, refresh: () => refresh(true), live };
   shown = make(context);
   document.title = `${shown.title} · FlowFabric`;
-  render(byId("main"), shown.element);
+  mount(byId("main"), shown.element);
+  announce(shown.title);
   scrollTo(0, 0);
   await refresh(true);
 }
 
+function nowhere(name) {
+  document.title = "No such page · FlowFabric";
+  message("There is no such page", `This dashboard has no page “${name}”. The pages are above.`);
+}
+
 function markNav(current) {
   for (const link of byId("nav").children) {
-    if (link.dataset.page === current) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (link.dataset.page !== current) link.removeAttribute("aria-current");
+    else {
+      link.setAttribute("aria-current", "page");
+      link.scrollIntoView({ block: "nearest", inline: "nearest" }); // on a narrow screen the pages scroll
+    }
   }
 }
 
@@ -72,8 +87,12 @@ async function refresh(atOnce = false) {
   const mine = visit;
   reading = true;
   readAt = Date.now();
+  allowAge(atOnce ? 0 : shown.age ?? AGE);
+  clearTimeout(last);
+  if (!atOnce) last = setTimeout(() => refresh(true), AFTERWARDS);
   try {
     await shown.refresh();
+    if (mine === visit && !shown.element.isConnected) mount(byId("main"), shown.element); // after an error
   } catch (error) {
     if (mine === visit && error.name !== "AbortError" && error.status !== 401) problem(error);
   } finally {
@@ -84,11 +103,21 @@ async function refresh(atOnce = false) {
 
 function problem(error) {
   if (error.status === 0) return; // the banner says so
-  const back = h("a", { href: "#/" }, "Go to the overview");
-  const again = h("button", { type: "button", onclick: open }, "Try again");
-  const title = error.status === 404 ? "There is no such thing" : error.status === 403 ? "Not for your access token" : "This could not be read";
-  render(byId("main"), h("div", { class: "card empty" }, h("h1", {}, title), h("p", {}, explain(error)),
-    h("p", { class: "actions" }, again, back)));
+  const { name, rest } = route();
+  const thing = THINGS[name] ?? "page";
+  if (error.status === 404 || (error.code === "invalid_id" && rest.length)) {
+    return message(`There is no such ${thing}`, `${rest[0] ?? name} is not known here. Its id may be mistyped, or the ${thing} was deleted after its retention.`, THINGS[name] ? name : "");
+  }
+  const title = error.status === 403 ? "Not for your access token" : "This could not be read";
+  return message(title, explain(error), "", h("button", { type: "button", onclick: open }, "Try again"));
+}
+
+/** Instead of a page: what is wrong, and where to go on. */
+function message(title, text, path = "", ...more) {
+  const there = PAGES.find(([each]) => each === path);
+  if (byId("main").firstChild?.dataset?.text === text) return; // it says so already
+  mount(byId("main"), h("div", { class: "card empty", "data-text": text }, h("h1", {}, title), h("p", {}, text),
+    h("p", { class: "actions" }, more, h("a", { class: "button", href: `#/${path}` }, there[1]))));
 }
 
 const live = new Live((event) => {
@@ -118,6 +147,7 @@ onConnection({ down: lost, up: reached, unauthorised: () => signIn(true) });
 function signIn(refused) {
   me = null;
   live.stop();
+  byId("live").textContent = "";
   shown?.close?.();
   shown = null;
   render(byId("who"));
@@ -126,7 +156,7 @@ function signIn(refused) {
   token.clear();
   const input = h("input", { id: "token", type: "password", autocomplete: "off", required: true, spellcheck: false });
   document.title = "Sign in · FlowFabric";
-  render(byId("main"), h("section", { class: "card signin" }, h("div", { class: "card-body" }, h("form", { onsubmit: (event) => {
+  mount(byId("main"), h("section", { class: "card signin" }, h("div", { class: "card-body" }, h("form", { onsubmit: (event) => {
     event.preventDefault();
     token.set(input.value.trim());
     start();

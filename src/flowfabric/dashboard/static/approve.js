@@ -1,7 +1,7 @@
 // Waitpoints that people answer: what is asked, and the buttons.
 import { part, post } from "./api.js";
 import { h } from "./dom.js";
-import { moment, pretty, uuidOf, word } from "./format.js";
+import { moment, pretty, shortId, since, uuidOf, word } from "./format.js";
 import { act, ask } from "./ui.js";
 
 const WORDS = { approved: "Approve", rejected: "Reject" };
@@ -14,10 +14,10 @@ export function waitpointItem(waitpoint, { can, after, withRun }) {
   const approval = isApproval(waitpoint);
   const title = approval ? "Approval" : "Waits for a signal";
   const name = waitpoint.key || waitpoint.required_signal_names?.join(", ") || "any";
-  return h("div", { class: "item" },
+  return h("div", { class: approval ? "item" : "item beside", "data-key": `item-${waitpoint.id}` },
     h("div", {}, h("h3", {}, `${title}: ${name}`, waitpoint.kind ? h("span", { class: "muted" }, ` · ${waitpoint.kind}`) : null),
-      h("p", { class: "small muted" }, withRun ? [h("a", { href: `#/executions/${run}`, "data-key": `run-${waitpoint.id}` }, "Open the run"), " · "] : null,
-        "since ", moment(waitpoint.since ?? waitpoint.activated_at ?? waitpoint.created_at),
+      h("p", { class: "small muted" }, withRun ? [h("a", { href: `#/executions/${run}`, "data-key": `run-${waitpoint.id}` }, `Open the run …${shortId(run)}`), " · "] : null,
+        "waiting for ", since(waitpoint.since ?? waitpoint.activated_at ?? waitpoint.created_at),
         waitpoint.expires_at ? [" · ends ", moment(waitpoint.expires_at)] : null,
         waitpoint.terms?.approvers?.length ? ` · for ${waitpoint.terms.approvers.join(", ")}` : null)),
     approval ? about(waitpoint) : waitpoint.required_signal_names?.length ? h("p", { class: "small" }, "Accepts: ", h("code", {}, waitpoint.required_signal_names.join(", "))) : null,

@@ -8,7 +8,7 @@ const BOTTOM = 18;
 
 /** Stacked bars of what ended in each span of time. */
 export function throughput(spans) {
-  const WIDTH = matchMedia("(max-width: 860px)").matches ? 360 : 640; // so that its text stays readable
+  const WIDTH = matchMedia("(max-width: 860px)").matches ? 360 : 800; // so that its text stays readable
   const totals = spans.map((span) => span.completed + span.failed + span.cancelled);
   const top = nice(Math.max(1, ...totals));
   const step = (WIDTH - LEFT) / Math.max(1, spans.length);
@@ -45,11 +45,12 @@ function nice(value) {
   return Math.max(2, found);
 }
 
-export function legend() {
+export function legend(unit) {
   return h("div", { class: "legend" },
     h("span", {}, h("i", { class: "l-ok" }), "completed"),
     h("span", {}, h("i", { class: "l-fail" }), "failed"),
-    h("span", {}, h("i", { class: "l-stop" }), "cancelled"));
+    h("span", {}, h("i", { class: "l-stop" }), "cancelled"),
+    h("span", { class: "unit" }, unit));
 }
 
 /** A bar that is filled by a share of 0 to 1. */
@@ -60,11 +61,11 @@ export function meter(share, label, tone = "") {
 }
 
 /** How much of a limit is used. */
-export function gauge(label, taken, limit, { soft, unit = "" } = {}) {
+export function gauge(label, taken, limit, { soft, full = "fail" } = {}) {
   const share = limit ? taken / limit : 0;
-  const tone = share >= 1 ? "fail" : (soft && taken >= soft) || share >= 0.8 ? "delay" : "ok";
+  const tone = share >= 1 ? full : (soft && taken >= soft) || share >= 0.8 ? "delay" : "ok";
   const of = limit === null || limit === undefined ? "no limit" : `of ${number(limit)}`;
-  const text = `${number(taken)} ${of}${unit}${soft ? `, soft limit ${number(soft)}` : ""}`;
+  const text = `${number(taken)} ${of}${soft ? `, soft limit ${number(soft)}` : ""}`;
   return h("div", { class: "gauge" },
     h("div", { class: "gauge-top" }, h("span", {}, label), h("span", { class: "muted num" }, text)),
     limit === null || limit === undefined ? null : meter(share, `${label}: ${text}`, tone));

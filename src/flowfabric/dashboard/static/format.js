@@ -48,11 +48,13 @@ function relative(at) {
   const away = at - serverNow();
   const text = duration(Math.abs(away));
   const short = text.split(" ").slice(0, 2).join(" ");
-  if (Math.abs(away) < 1500) return "now";
+  if (Math.abs(away) < 1500) return away > 0 ? "now" : "just now";
   return away > 0 ? `in ${short}` : `${short} ago`;
 }
 
-export const exact = (at) => new Date(at).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const EXACT = { year: "numeric", month: "short", day: "numeric", hour: "numeric", minute: "2-digit", second: "2-digit", timeZoneName: "short" };
+/** In the time zone of the browser, which it names. */
+export const exact = (at) => new Date(at).toLocaleString(undefined, EXACT);
 
 /** A moment: "3 s ago", kept current, with the exact time on hover. */
 export function moment(at) {
@@ -75,6 +77,9 @@ setInterval(() => {
 /** The part of an id that people read: the uuid, without its tag. */
 export const uuidOf = (id) => String(id).split(":").at(-1);
 export const shortId = (id) => uuidOf(id).slice(-12);
+
+/** "waits for a worker" as "Waits for a worker." */
+export const sentence = (text) => `${text.slice(0, 1).toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;
 
 export function pretty(value) {
   if (value === null || value === undefined) return "null";

@@ -4,6 +4,8 @@ import { tone, word } from "./format.js";
 
 const NODE = { width: 190, height: 46, gapX: 70, gapY: 16 };
 const SWEEPS = 4;
+const NAMES = new Intl.Collator("en", { numeric: true });
+let drawings = 0;
 
 /** Places nodes in layers by their longest path from a root; neighbours are kept close. */
 export function layout(ids, edges) {
@@ -79,21 +81,23 @@ const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…
 /** The drawing. `update(members, edges)` only changes colours and words. */
 export class Graph {
   constructor(members, edges) {
-    const ids = members.map((member) => member.id);
+    const ids = members.toSorted((a, b) => NAMES.compare(a.name, b.name)).map((member) => member.id);
     const drawn = layout(ids, edges.map((edge) => [edge.from, edge.to]));
     this.size = { width: drawn.width + 40, height: drawn.height + 40 };
     this.nodes = new Map();
     this.lines = new Map();
     const lines = edges.map((edge) => this.line(edge, drawn.spots)).filter(Boolean);
-    const boxes = members.map((member) => this.box(member, drawn.spots.get(member.id)));
+    const spot = (member) => drawn.spots.get(member.id);
+    this.order = members.toSorted((a, b) => spot(a).x - spot(b).x || spot(a).y - spot(b).y).map((member) => member.id);
+    const known = new Map(members.map((member) => [member.id, member]));
+    const boxes = this.order.map((id) => this.box(known.get(id), drawn.spots.get(id)));
     this.svg = s("svg", { role: "group", "aria-label": "Graph of the flow", tabindex: "0" },
       s("g", {}, lines), s("g", {}, boxes));
-    this.element = h("div", { class: "graph" }, this.svg, h("div", { class: "graph-tools" },
+    this.element = h("div", { class: "graph", "data-key": `graph-${drawings += 1}` }, this.svg, h("div", { class: "graph-tools" },
       h("button", { type: "button", class: "tiny", "aria-label": "Zoom in", onclick: () => this.zoom(1 / 1.3) }, "+"),
       h("button", { type: "button", class: "tiny", "aria-label": "Zoom out", onclick: () => this.zoom(1.3) }, "−"),
       h("button", { type: "button", class: "tiny", onclick: () => this.fit() }, "Fit")));
-    const high = this.size.height * Math.min(1.25, 1200 / this.size.width) + 40;
-    this.element.style.height = `${Math.max(240, Math.min(640, high))}px`;
+    this.element.style.aspectRatio = `${this.size.width} / ${this.size.height}`;
     this.listen();
     this.fit();
   }

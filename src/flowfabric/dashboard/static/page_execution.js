@@ -1,42 +1,60 @@
 // One run in every depth.
-import { get, maybe, part, post, put } from "./api.js";
+import { get, part, post, put } from "./api.js";
 import { isApproval, signal, waitpointItem } from "./approve.js";
 import { h, render } from "./dom.js";
-import { ENDED, badge, duration, exact, moment, noteServerTime, number, pretty, serverNow, since, uuidOf, word } from "./format.js";
+import { ENDED, badge, duration, exact, moment, noteServerTime, number, pretty, sentence, serverNow, since, uuidOf, word } from "./format.js";
 import { StreamView } from "./stream.js";
-import { act, ask, card, copy, head, table } from "./ui.js";
+import { act, ask, card, copyFrom, head, table } from "./ui.js";
 import { waterfall } from "./waterfall.js";
+
+const EVENTS = 500; // in one request
+const KEPT = 2000; // the last ones
+const LISTED = 200;
+const HINT = 1000; // characters of a tooltip
 
 export function execution({ rest, can, refresh: again }) {
   const id = rest[0];
   const path = `v1/executions/${part(id)}`;
-  const main = h("div", { class: "stack" });
+  const top = h("div", { class: "stack" }, h("p", { class: "muted" }, "Loading…"));
+  const bottom = h("div", { class: "stack" });
   const output = new StreamView(path);
-  const element = h("div", { class: "stack" }, main, output.element);
+  const element = h("div", { class: "stack" }, top, output.element, bottom);
+  const told = { events: [], cursor: null };
 
   async function refresh() {
     const run = await get(`${path}/describe`, { payload: true });
     const [attempts, steps, events, waiting, why] = await Promise.all([
-      get(`${path}/attempts`), get(`${path}/steps`), maybe(get(`${path}/events`, { limit: 500 })),
+      get(`${path}/attempts`), get(`${path}/steps`), readEvents(),
       run.state === "suspended" ? get(`${path}/waitpoints`) : { waitpoints: [] },
       ENDED.has(run.state) || run.state === "active" ? null : get(`${path}/explain`),
     ]);
     document.title = `${run.kind} · FlowFabric`;
     if (why) noteServerTime(why.at);
     if (run.attempts_made) output.follow(run);
-    render(main,
-      head(run.kind, [badge(run.state), " ", idButton(id, run)], actions(run)),
+    render(top,
+      head(run.kind, [badge(run.state), " ", idButton(run)], actions(run)),
       waiting.waitpoints.length ? card(waiting.waitpoints.some(isApproval) ? "Needs a decision" : "Waits for the outside world",
         waiting.waitpoints.map((each) => waitpointItem(each, { can, after: again })), { flush: true }) : null,
       run.failure ? failure(run) : null,
       why ? card("Why is it not running?", reasons(why.reasons)) : null,
       card("Facts", facts(run)),
-      card("Timeline", waterfall(run, attempts.attempts, steps.steps, events?.events ?? []), { flush: true }),
+      card("Timeline", waterfall(run, attempts.attempts, steps.steps, events), { flush: true }),
       h("div", { class: "cards" },
         card("Input", h("pre", { class: "block", tabindex: 0, "aria-label": "Input" }, pretty(run.input_payload)), { flush: true, className: "span-6" }),
-        card("Result", result(run), { flush: true, className: "span-6" })),
+        card("Result", result(run), { flush: true, className: "span-6" })));
+    render(bottom,
       steps.steps.length ? card("Steps", stepTable(steps.steps), { flush: true }) : null,
-      events?.events.length ? card("Events", eventTable(events.events), { flush: true }) : null);
+      events.length ? card("Events", eventTable(events), { flush: true, extra: events.length > LISTED ? h("span", { class: "muted small" }, `the last ${LISTED}`) : null }) : null);
+  }
+
+  /** What was told already is not read again. */
+  async function readEvents() {
+    for (;;) {
+      const page = await get(`${path}/events`, { after: told.cursor, limit: EVENTS });
+      told.cursor = page.next_cursor;
+      told.events = [...told.events, ...page.events.filter((event) => event.at)].slice(-KEPT);
+      if (page.events.length < EVENTS) return told.events;
+    }
   }
 
   function actions(run) {
@@ -84,33 +102,26 @@ export function execution({ rest, can, refresh: again }) {
   return { title: "Run", element, refresh, wants, close: () => output.close() };
 }
 
-function idButton(id, run) {
+function idButton(run) {
   const whole = uuidOf(run.id);
-  const button = h("button", { type: "button", class: "quiet tiny mono", "data-key": "copy-id", title: "Copy the id", onclick: async () => {
-    await copy(whole);
-    button.textContent = "copied";
-    setTimeout(() => { button.textContent = whole; }, 1200);
-  } }, whole);
-  return button;
+  return h("button", { type: "button", class: "quiet tiny mono", "data-key": "copy-id", title: "Copy the id", onclick: (event) => copyFrom(event.currentTarget, whole) }, whole);
 }
 
 function failure(run) {
   const trace = run.failure.detail;
   return card(run.state === "failed" ? "Why it failed" : "Its last failure", [
-    h("p", { class: "problem" }, run.failure.message),
+    h("p", { class: "problem words", tabindex: 0 }, run.failure.message),
     h("p", { class: "muted small" }, [run.failure.category, run.failure.step ? `in step ${run.failure.step}` : null].filter(Boolean).join(", ")),
-    trace ? h("details", {}, h("summary", {}, "Traceback"), h("pre", { class: "block small" }, typeof trace === "string" ? trace : pretty(trace))) : null,
+    trace ? h("details", { "data-key": "trace" }, h("summary", { "data-key": "trace-open" }, "Traceback"), h("pre", { class: "block small" }, typeof trace === "string" ? trace : pretty(trace))) : null,
   ]);
 }
 
 function reasons(found, depth = 0) {
   return h("ul", { class: "reasons" }, found.map((reason) => h("li", {},
     h("span", {}, sentence(reason.text)),
-    reason.until ? [" ", h("span", { class: "muted" }, "Until ", moment(reason.until), ".")] : reason.since ? [" ", h("span", { class: "muted" }, "Since ", moment(reason.since), ".")] : null,
+    reason.until ? [" ", h("span", { class: "muted" }, "Until ", moment(reason.until), ".")] : reason.since ? [" ", h("span", { class: "muted" }, "For ", since(reason.since), " now.")] : null,
     reason.children?.length && depth < 3 ? reasons(reason.children, depth + 1) : null)));
 }
-
-const sentence = (text) => `${text.slice(0, 1).toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;
 
 function facts(run) {
   const tags = Object.entries(run.tags);
@@ -136,29 +147,29 @@ function facts(run) {
 
 function result(run) {
   if (run.state === "completed") return h("pre", { class: "block", tabindex: 0, "aria-label": "Result" }, pretty(run.result));
-  const text = ENDED.has(run.state) ? `It has none: the run is ${word(run.state)}.` : "It comes when the run completes.";
+  const text = ENDED.has(run.state) ? `None: the run ended as ${word(run.state)}.` : "It comes when the run completes.";
   return h("p", { class: "muted pad" }, text);
 }
 
 function stepTable(steps) {
   return table([["Step"], ["Result"], ["Took", "num"], ["Tries", "num"]], steps.map((step) => h("tr", {},
-      h("td", { class: "wide" }, h("span", { class: "cut", title: step.name }, step.call > 1 ? `${step.name} (${step.call})` : step.name)),
-      h("td", { class: "wide" }, step.error ? h("span", { class: "problem cut-2" }, step.error) : h("code", { class: "cut-2", title: pretty(step.result) }, step.ended_at === null ? (step.until ? ["sleeps until ", exact(step.until)] : "running") : pretty(step.result))),
+      h("td", { class: "wide all" }, h("span", { class: "cut", title: step.name }, step.call > 1 ? `${step.name} (${step.call})` : step.name)),
+      h("td", { class: "wide all" }, step.error ? h("span", { class: "problem cut-2" }, step.error) : h("code", { class: "cut-2", title: pretty(step.result).slice(0, HINT) }, step.ended_at === null ? (step.until ? ["sleeps until ", exact(step.until)] : "running") : pretty(step.result))),
       h("td", { class: "num" }, step.started_at && step.ended_at ? duration(step.ended_at - step.started_at) : step.started_at ? duration(serverNow() - step.started_at) : "–"),
       h("td", { class: "num" }, step.tries))), { caption: "Steps" });
 }
 
 function eventTable(events) {
-  const told = events.filter((event) => event.at).slice(-200).reverse();
-  return h("div", { class: "scroll log", tabindex: 0, role: "region", "aria-label": "Events" }, h("table", {}, h("tbody", {}, told.map((event) => h("tr", {},
-    h("td", { class: "num" }, moment(event.at)), h("td", { class: "nowrap" }, word(event.kind)),
+  const shown = events.slice(-LISTED).reverse();
+  return h("div", { class: "scroll log", tabindex: 0, role: "region", "aria-label": "Events" }, h("table", { class: "events" }, h("tbody", {}, shown.map((event) => h("tr", {},
+    h("td", { class: "nowrap muted" }, moment(event.at)), h("td", { class: "nowrap" }, word(event.kind)),
     h("td", { class: "name small muted" }, aboutEvent(event)))))));
 }
 
 function aboutEvent(event) {
   const { lease, signal: sent, operator } = event;
   return [
-    event.reason === event.kind ? null : event.reason, lease ? `lease ${lease.change}${lease.worker_instance ? ` (${lease.worker_instance})` : ""}` : null,
+    event.reason === event.kind ? null : word(event.reason), lease ? `lease ${lease.change}${lease.worker_instance ? ` (${lease.worker_instance})` : ""}` : null,
     sent ? [sent.name, sent.effect, sent.source_identity].filter(Boolean).join(", ") : null,
     operator?.action,
   ].filter(Boolean).join(" · ");

@@ -6,6 +6,9 @@ import { act, ask, card, empty, head, pager, table } from "./ui.js";
 
 const SIZE = 50;
 const MOST = 1000;
+const ROUNDS = 10; // requests for one page, each of which looks at some ten thousand runs
+const PATIENT = 5000; // milliseconds between two reads of a page that takes several
+const MINUTE = 60000;
 const WITHIN = { "": "any time", 3600000: "last hour", 86400000: "last day", 604800000: "last week" };
 
 export function executions({ query, can, everywhere, refresh: again }) {
@@ -19,10 +22,17 @@ export function executions({ query, can, everywhere, refresh: again }) {
     h("section", { class: "card", "aria-label": "Runs" }, bar, body));
 
   async function refresh() {
-    const found = await list("v1/executions/search", { ...filterOf(query), cursor, limit: SIZE });
+    const found = await search(query, cursor, SIZE);
     rows = found.executions;
-    render(body, rows.length ? listing(found) : nothing(query));
+    page.every = found.rounds > 1 ? PATIENT : undefined;
+    render(body, rows.length ? listing(found) : found.next_cursor ? furtherBack(found) : nothing(query));
   }
+
+  function furtherBack(found) {
+    return [empty("No run matches so far", "The newest runs were looked at; older ones may match."), pages(found, "")];
+  }
+
+  const pages = (found, text) => pager((next) => href(query, next), cursor, found.next_cursor, text, found.executions.length < SIZE ? "Search older runs" : "Next page");
 
   function listing(found) {
     const all = h("input", { type: "checkbox", "aria-label": "Select all on this page", "data-key": "all",
@@ -34,19 +44,19 @@ export function executions({ query, can, everywhere, refresh: again }) {
     if (operate) columns.unshift(["", "check", all]);
     return [
       table(columns, rows.map(line), { caption: "Runs, newest first" }),
-      pager((next) => href(query, next), cursor, found.next_cursor, found.next_cursor ? `${rows.length} shown, there are more` : plural(rows.length, "run")),
+      pages(found, found.next_cursor ? `${rows.length} shown, there ${rows.length < SIZE ? "may be" : "are"} more` : plural(rows.length, "run")),
     ];
   }
 
   function line(row) {
     const box = h("input", { type: "checkbox", "aria-label": `Select ${row.kind} ${shortId(row.id)}`, "data-key": `select-${row.id}`,
       checked: selected.has(row.id), onchange: (event) => mark(row, event.target.checked) });
-    return h("tr", {},
+    return h("tr", { "data-key": `row-${row.id}` },
       operate ? h("td", { class: "check" }, box) : null,
       h("td", { class: "name" },
         h("a", { class: "cut", href: `#/executions/${uuidOf(row.id)}`, title: row.kind, "data-key": `run-${row.id}` }, row.kind),
         h("span", { class: "muted small mono", title: uuidOf(row.id) }, `…${shortId(row.id)}`)),
-      h("td", { class: "wide" }, h("span", {}, badge(row.state), note(row))),
+      h("td", { class: "wide all" }, h("span", {}, badge(row.state), note(row))),
       h("td", { class: "wide" }, h("span", { class: "cut", title: row.lane }, row.lane)),
       h("td", { class: "num" }, moment(row.created_at)),
       h("td", { class: "num" }, took(row)),
@@ -77,7 +87,7 @@ export function executions({ query, can, everywhere, refresh: again }) {
   }
 
   async function selectAll(button) {
-    const found = await act(button, () => list("v1/executions/search", { ...filterOf(query), limit: MOST }));
+    const found = await act(button, () => search(query, null, MOST));
     for (const row of found?.executions ?? []) selected.set(row.id, row);
     for (const box of body.querySelectorAll("input[type=checkbox]")) box.checked = true;
     showBar();
@@ -114,7 +124,22 @@ export function executions({ query, can, everywhere, refresh: again }) {
     await again();
   }
 
-  return { title: "Runs", element, refresh };
+  const page = { title: "Runs", element, refresh };
+  return page;
+}
+
+/** A page of runs. The server looks at some thousands for each request, so that one may find few or
+    none though older runs match. */
+async function search(query, cursor, limit) {
+  const found = { executions: [], next_cursor: cursor, rounds: 0 };
+  do {
+    const asked = { ...filterOf(query), cursor: found.next_cursor, limit: limit - found.executions.length };
+    const { executions: more, next_cursor: next } = await list("v1/executions/search", asked);
+    found.executions.push(...more);
+    found.next_cursor = next;
+    found.rounds += 1;
+  } while (found.next_cursor && found.executions.length < limit && found.rounds < ROUNDS);
+  return found;
 }
 
 const name = (row) => `${row.kind} …${shortId(row.id)}`;
@@ -122,7 +147,8 @@ const name = (row) => `${row.kind} …${shortId(row.id)}`;
 function note(row) {
   const text = row.state === "failed" || row.state === "expired" ? row.failure?.message
     : row.state === "cancelled" ? row.cancel_reason
-      : row.failure ? `${row.waits_for ?? "tried again"} after: ${row.failure.message}` : row.waits_for;
+      : row.failure ? `${row.waits_for ? `for ${row.waits_for}` : "tried again"} after: ${row.failure.message}`
+        : row.waits_for ? `for ${row.waits_for}` : null;
   return text ? h("span", { class: "cut-2 small muted", title: text }, text) : null;
 }
 
@@ -136,7 +162,7 @@ function filterOf(query) {
   return {
     state: query.getAll("state"), kind: query.get("kind"), lane: query.get("lane"), tag: query.get("tag"),
     ...(query.get("namespace") ? { namespace: query.get("namespace") } : {}),
-    created_from: within ? Date.now() - within : null,
+    created_from: within ? Math.floor((Date.now() - within) / MINUTE) * MINUTE : null, // the same for all who ask
   };
 }
 

@@ -1,7 +1,7 @@
 // One flow: its graph with live states, and its members as a list.
 import { get, part, post } from "./api.js";
 import { h, render } from "./dom.js";
-import { badge, moment, number, plural, uuidOf, word } from "./format.js";
+import { badge, duration, moment, number, plural, uuidOf, word } from "./format.js";
 import { Graph } from "./graph.js";
 import { act, ask, card, head, table } from "./ui.js";
 
@@ -20,9 +20,15 @@ export function flow({ rest, can, refresh: again }) {
   async function refresh() {
     const [found, all, edges] = await Promise.all([get(path), everyMember(path), get(`${path}/edges`)]);
     document.title = `${found.kind} · FlowFabric`;
-    render(top, head(found.kind || "Flow", [badge(found.state), " ", h("span", { class: "mono small" }, found.id)], actions(found)), tiles(found));
+    render(top, head(found.kind || "Flow", [badge(found.state), " ", h("span", { class: "mono small" }, found.id), " · created ", moment(found.created_at), found.ended_at ? [", took ", duration(found.ended_at - found.created_at)] : null], actions(found)), tiles(found));
     draw(all, edges.edges.map(shape));
-    render(members, card("Members", list(all), { flush: true, extra: h("span", { class: "muted small" }, plural(all.length, "member")) }));
+    render(members, card("Members", list(inOrder(all)), { flush: true, extra: h("span", { class: "muted small" }, plural(all.length, "member")) }));
+  }
+
+  /** As drawn, from left to right. */
+  function inOrder(all) {
+    const place = new Map(graph?.order.map((id, n) => [id, n]));
+    return all.toSorted((a, b) => (place.get(uuidOf(a.id)) ?? 0) - (place.get(uuidOf(b.id)) ?? 0));
   }
 
   function draw(all, edges) {
@@ -36,8 +42,18 @@ export function flow({ rest, can, refresh: again }) {
 
   function actions(found) {
     if (!can("operate")) return [];
+    if (!found.ended_at) return [h("button", { type: "button", class: "danger", "data-key": "cancel", onclick: (event) => cancel(event.target) }, "Cancel…")];
     const failed = (found.ended.failed ?? 0) + (found.ended.cancelled ?? 0) + (found.ended.expired ?? 0) + (found.ended.skipped ?? 0);
-    return failed && found.ended_at ? [h("button", { type: "button", class: "primary", "data-key": "replay", onclick: (event) => replay(event.target) }, "Replay what did not succeed…")] : [];
+    return failed ? [h("button", { type: "button", class: "primary", "data-key": "replay", onclick: (event) => replay(event.target) }, "Replay what did not succeed…")] : [];
+  }
+
+  async function cancel(button) {
+    const given = await ask({
+      title: "Cancel this flow?", text: "Members that have not ended are cancelled. What they have done so far stays done.", confirm: "Cancel the flow", danger: true,
+      fields: [{ name: "reason", label: "Reason, for those who find it so", value: "cancelled in the dashboard", required: true }],
+    });
+    if (given) await act(button, () => post(`${path}/cancel`, { reason: given.reason, cancellation_policy: "cancel_all" }), "The flow is cancelled");
+    await again();
   }
 
   async function replay(button) {
@@ -68,12 +84,11 @@ function shape({ edge, outcome }) {
 function tiles(found) {
   const shown = Object.entries(found.states).filter(([, value]) => value);
   return h("div", { class: "tiles" }, [["members", found.nodes], ["edges", found.edges], ...shown].map(([name, value]) =>
-    h("div", { class: "tile" }, h("b", {}, number(value)), h("span", {}, word(name)))),
-  h("div", { class: "tile" }, h("b", {}, moment(found.created_at)), h("span", {}, "created")));
+    h("div", { class: "tile" }, h("b", {}, number(value)), h("span", {}, word(name)))));
 }
 
 function list(all) {
-  return table([["Member", "name"], ["State"], ["Task"]], all.slice(0, LISTED).map((member) => h("tr", {},
+  return table([["Member", "name"], ["State"], ["Task"]], all.slice(0, LISTED).map((member) => h("tr", { "data-key": `row-${member.id}` },
     h("td", { class: "name" }, h("a", { class: "cut", title: member.name, href: `#/executions/${uuidOf(member.id)}`, "data-key": member.id }, member.name || member.kind)),
     h("td", {}, badge(member.state)), h("td", { class: "wide" }, h("span", { class: "cut", title: member.kind }, member.kind)))), { caption: "Members of the flow" });
 }

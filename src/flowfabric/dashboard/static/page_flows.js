@@ -32,11 +32,11 @@ export function flows({ query, everywhere }) {
 function line(flow) {
   const over = Object.values(flow.ended).reduce((sum, each) => sum + each, 0);
   const failed = (flow.ended.failed ?? 0) + (flow.ended.expired ?? 0);
-  return h("tr", {},
+  return h("tr", { "data-key": `row-${flow.id}` },
     h("td", { class: "name" }, h("a", { class: "cut", title: flow.kind, href: `#/flows/${flow.id}`, "data-key": flow.id }, flow.kind || "flow"),
       h("span", { class: "muted small mono" }, `…${flow.id.slice(-12)}`)),
-    h("td", {}, badge(flow.state)),
-    h("td", { class: "wide" }, h("span", {}, meter(flow.nodes ? over / flow.nodes : 0, `${over} of ${flow.nodes} have ended`, failed ? "fail" : "ok"),
+    h("td", { class: "all" }, badge(flow.state)),
+    h("td", { class: "wide all" }, h("span", {}, meter(flow.nodes ? over / flow.nodes : 0, `${over} of ${flow.nodes} have ended`, failed ? "fail" : "ok"),
       h("span", { class: "muted small" }, `${number(over)} of ${number(flow.nodes)} ended${failed ? `, ${number(failed)} failed` : ""}`))),
     h("td", { class: "num" }, moment(flow.created_at)));
 }

@@ -2,7 +2,7 @@
 import { get, list, part, post } from "./api.js";
 import { meter } from "./charts.js";
 import { h, render } from "./dom.js";
-import { badge, moment, number, plural, since } from "./format.js";
+import { badge, number, plural, since } from "./format.js";
 import { act, ask, empty, head, pager, table } from "./ui.js";
 
 const SIZE = 100;
@@ -32,16 +32,16 @@ export function lanes({ query, can, everywhere, refresh: again }) {
   function line(lane, depth = { waiting: 0, running: 0, oldest_at: null }, most = 1) {
     const state = lane.state === "active" ? "open" : lane.state;
     const actions = state === "open" ? ["pause", "drain"] : ["resume"];
-    return h("tr", {},
+    return h("tr", { "data-key": `row-${lane.name}` },
       h("td", { class: "name" }, h("a", { class: "cut", title: lane.name, href: `#/executions?lane=${part(lane.name)}`, "data-key": `lane-${lane.name}` }, lane.name)),
-      h("td", { class: "wide" }, h("span", {}, badge(state), state !== "open" && lane.reason ? h("span", { class: "cut-2 small muted" }, `${lane.reason}${lane.by ? `, ${lane.by}` : ""}`) : null,
-        state !== "open" && lane.at ? h("span", { class: "small muted" }, " since ", moment(lane.at)) : null)),
-      h("td", { class: "wide" }, h("span", {}, meter((depth.waiting + depth.running) / most, `${depth.waiting} waiting, ${depth.running} running`),
+      h("td", { class: "wide all" }, h("span", {}, badge(state), state !== "open" && lane.reason ? h("span", { class: "cut-2 small muted" }, `${lane.reason}${lane.by ? `, ${lane.by}` : ""}`) : null,
+        state !== "open" && lane.at ? h("span", { class: "small muted" }, " for ", since(lane.at)) : null)),
+      h("td", { class: "wide all" }, h("span", {}, meter((depth.waiting + depth.running) / most, `${depth.waiting} waiting, ${depth.running} running`),
         h("span", { class: "small muted nowrap" }, `${number(depth.waiting)} waiting · ${number(depth.running)} running`))),
       h("td", { class: "num" }, depth.oldest_at ? since(depth.oldest_at) : "–"),
       h("td", { class: "num" }, lane.concurrency ? `${number(depth.running)} of ${number(lane.concurrency)}` : "any"),
-      operate ? h("td", {}, h("span", { class: "actions" }, actions.map((action) => h("button", {
-        type: "button", class: "tiny", "aria-label": `${title(action)} ${lane.name}`, "data-key": `${action}-${lane.name}`, onclick: (event) => change(event.target, lane.name, action),
+      operate ? h("td", { class: "all" }, h("span", { class: "actions" }, actions.map((action, place) => h("button", {
+        type: "button", class: "tiny", "aria-label": `${title(action)} ${lane.name}`, "data-key": `act-${place}-${lane.name}`, onclick: (event) => change(event.target, lane.name, action),
       }, action === "resume" ? "Resume" : `${title(action)}…`)))) : null);
   }
 

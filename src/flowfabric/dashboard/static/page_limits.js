@@ -2,10 +2,11 @@
 import { get, part } from "./api.js";
 import { gauge } from "./charts.js";
 import { h, render } from "./dom.js";
-import { duration, moment, number, plural } from "./format.js";
+import { duration, moment, number, plural, sentence } from "./format.js";
 import { card, empty, head } from "./ui.js";
 
 const SIZE = 100;
+const BUSY = { full: "delay" }; // a quota that is used up is at work, not at fault
 const ASKED = 30; // quotas whose fill is asked for, one request each
 
 export function limits({ everywhere }) {
@@ -27,7 +28,7 @@ export function limits({ everywhere }) {
           : card("Quotas", empty("No quotas", "A quota limits how many runs use something at once, or how many start in a period.", 'fabric.quota("api", concurrency=10, rate="100/m")')),
         quotas.quotas.length > ASKED ? h("p", { class: "muted" }, `${quotas.quotas.length - ASKED} more quotas are not shown; see flowfabric quotas.`) : null));
   }
-  return { title: "Limits", element, refresh, every: 2000 };
+  return { title: "Limits", element, refresh, every: 5000, age: 5 };
 }
 
 function budgetCard(budget) {
@@ -36,10 +37,10 @@ function budgetCard(budget) {
     budget.parent ? `part of ${budget.parent}` : null,
     budget.breaches ? `refused ${plural(budget.breaches, "time")}` : null,
     budget.soft_breaches ? `over its soft limit ${plural(budget.soft_breaches, "time")}` : null,
-  ].filter(Boolean).join(" · ");
+  ].filter(Boolean).join(", ");
   return card(`Budget ${budget.name}`, [
     dimensions.map(([name, each]) => gauge(name, each.taken, each.hard ?? each.soft, { soft: each.hard ? each.soft : null })),
-    h("p", { class: "small muted pad-top" }, notes || "Nothing was refused.", budget.next_reset_at ? [" Starts over ", moment(budget.next_reset_at), "."] : null),
+    h("p", { class: "small muted pad-top" }, notes ? sentence(notes) : "Nothing was refused.", budget.next_reset_at ? [" Starts over ", moment(budget.next_reset_at), "."] : null),
   ], { className: "span-4" });
 }
 
@@ -48,9 +49,9 @@ function quotaCard(status) {
   const keys = status.keys.filter((each) => each.uses.some((use) => use.key)).slice(0, 5);
   const own = (each) => each.uses.find((use) => use.quota === quota.name)?.key ?? "";
   return card(quota.name.startsWith("task:") ? `Task ${quota.name.slice(5)}` : `Quota ${quota.name}`, [
-    quota.concurrency ? gauge("at once", status.admitted, quota.concurrency) : null,
-    quota.rate ? h("p", { class: "small" }, `${number(quota.rate.count)} starts in ${duration(quota.rate.window)}`, status.opens_at ? [", the next ", moment(status.opens_at)] : ", room for more") : null,
-    keys.map((each) => gauge(own(each), each.held, quota.concurrency_per_key)),
+    quota.concurrency ? gauge("at once", status.admitted, quota.concurrency, BUSY) : null,
+    quota.rate ? [gauge(`starts in ${duration(quota.rate.window)}`, status.started ?? 0, quota.rate.count, BUSY), status.opens_at ? h("p", { class: "small" }, "The next one starts ", moment(status.opens_at), ".") : null] : null,
+    keys.map((each) => gauge(own(each), each.held, quota.concurrency_per_key, BUSY)),
     h("p", { class: "small muted pad-top" }, `${number(status.waiting)} waiting · ${number(status.running)} running${status.key_count > 5 ? ` · ${number(status.key_count)} keys` : ""}`),
   ], { className: "span-4" });
 }

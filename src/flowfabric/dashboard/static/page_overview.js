@@ -6,8 +6,9 @@ import { badge, count, duration, moment, noteServerTime, number, plural, since, 
 import { card, empty, head, table } from "./ui.js";
 
 const TILES = [
-  ["waiting", "waiting", ""], ["active", "running", "run"], ["suspended", "suspended", "susp"],
+  ["waiting", "waiting", ""], ["active", "active", "run"], ["suspended", "suspended", "susp"],
   ["delayed", "delayed", ""], ["rate_limited", "rate limited", ""], ["completed", "completed", "ok"], ["failed", "failed", "fail"],
+  ["cancelled", "cancelled", ""],
 ];
 
 export function overview() {
@@ -17,7 +18,7 @@ export function overview() {
     noteServerTime(found.now);
     render(element, head("Overview"), isNew(found) ? firstSteps() : null, tiles(found),
       h("div", { class: "cards" },
-        card("Throughput", [throughput(found.spans), legend()], { className: "span-8", extra: rate(found) }),
+        card("Throughput", [throughput(found.spans), legend(`runs that ended in each ${found.span_ms / 1000} s`)], { className: "span-8", extra: rate(found) }),
         card("How long it takes", durations(found), { className: "span-4", flush: true }),
         card("Lanes", lanes(found), { className: "span-6", extra: h("a", { href: "#/lanes", "data-key": "all-lanes" }, "All lanes") }),
         card("Workers", workers(found), { className: "span-6", extra: h("a", { href: "#/workers", "data-key": "all-workers" }, "All workers") }),
@@ -29,7 +30,7 @@ export function overview() {
 const isNew = (found) => Object.values(found.counts).every((each) => !each) && !found.workers.length;
 
 function firstSteps() {
-  return h("div", { class: "card" }, empty("Nothing has run here yet", "Submit a run, or look at a lively example first.", "flowfabric demo --serve"));
+  return h("div", { class: "card first" }, empty("Nothing has run here yet", "Submit a run, or look at a lively example first.", "flowfabric demo --serve"));
 }
 
 function tiles(found) {
@@ -55,7 +56,7 @@ function durations(found) {
   return [
     h("table", {}, h("thead", {}, h("tr", {}, ["Last 5 minutes", "median", "95 %", "max"].map((title, place) => h("th", { scope: "col", class: place ? "num" : "" }, title)))),
       h("tbody", {}, row("waited to start", found.waited), row("ran", found.ran))),
-    h("p", { class: "small pad" }, oldest
+    h("p", { class: "small note" }, oldest
       ? ["Oldest waiting: ", h("a", { href: `#/executions/${oldest.id}`, "data-key": "oldest" }, oldest.kind), " in ", oldest.lane, ", ", since(oldest.since), "."]
       : h("span", { class: "muted" }, "Nothing waits for a worker.")),
   ];
@@ -86,7 +87,7 @@ function workers(found) {
 function failures(found) {
   if (!found.failures.length) return h("p", { class: "muted" }, "None. Runs that fail are grouped here by their error.");
   return table([["Task"], ["Error"], ["Runs", "num"], ["Last", "num"]], found.failures.slice(0, 10).map((group, place) => h("tr", {},
-      h("td", { class: "wide" }, h("a", { class: "cut", title: group.kind, href: `#/executions?state=failed&kind=${encodeURIComponent(group.kind)}`, "data-key": `failed-${place}` }, group.kind)),
+      h("td", { class: "wide all" }, h("a", { class: "cut", title: group.kind, href: `#/executions?state=failed&kind=${encodeURIComponent(group.kind)}`, "data-key": `failed-${place}` }, group.kind)),
       h("td", { class: "name" }, h("a", { class: "cut-2", href: `#/executions/${uuidOf(group.example)}`, "data-key": `example-${place}` }, group.message || group.error)),
       h("td", { class: "num" }, count(group.count, !found.failures_complete)),
       h("td", { class: "num" }, moment(group.last_at)))), { caption: "Failures by task and error" });

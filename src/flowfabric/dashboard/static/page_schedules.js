@@ -23,14 +23,14 @@ export function schedules({ query, can, refresh: again }) {
   function line(schedule) {
     const { name } = schedule;
     const times = schedule.cron ? h("code", {}, schedule.cron) : `every ${duration(schedule.every)}`;
-    return h("tr", {},
+    return h("tr", { "data-key": `row-${name}` },
       h("td", { class: "name" }, h("b", { class: "cut", title: name }, name),
         h("a", { class: "cut small", title: schedule.kind, href: `#/executions?kind=${part(schedule.kind)}`, "data-key": `runs-${name}` }, schedule.kind)),
       h("td", {}, h("span", {}, times, schedule.cron && schedule.timezone !== "UTC" ? h("span", { class: "muted small" }, ` ${schedule.timezone}`) : null)),
       h("td", { class: "num" }, schedule.paused ? badge("paused") : moment(schedule.next_at)),
       h("td", { class: "num" }, moment(schedule.last_at)),
       h("td", { class: "wide" }, h("span", { class: "cut", title: schedule.lane }, schedule.lane)),
-      can("operate") ? h("td", {}, h("span", { class: "actions" },
+      can("operate") ? h("td", { class: "all" }, h("span", { class: "actions" },
         button(name, schedule.paused ? "resume" : "pause", schedule.paused ? "Resume" : "Pause", schedule.paused ? "It submits again" : "Paused"),
         h("button", { type: "button", class: "tiny", "aria-label": `Run ${name} now`, "data-key": `now-${name}`, onclick: (event) => now(event.target, name) }, "Run now"))) : null);
   }

@@ -34,13 +34,13 @@ export function workers({ query }) {
     const open = opened.has(worker.instance);
     const takes = [worker.lanes.length ? `lanes ${worker.lanes.join(", ")}` : "every lane", worker.kinds.length ? plural(worker.kinds.length, "task") : "every task",
       worker.capabilities.length ? `can ${worker.capabilities.join(", ")}` : null].filter(Boolean).join(" · ");
-    const row = h("tr", {},
+    const row = h("tr", { "data-key": `row-${worker.instance}` },
       h("td", { class: "name" }, h("b", { class: "cut", title: worker.worker }, worker.worker), h("span", { class: "cut small muted mono", title: worker.instance }, worker.instance)),
-      h("td", { class: "wide" }, h("span", {}, meter(share, `${worker.running} of ${worker.concurrency} slots`, "run"), h("span", { class: "small muted" }, `${number(worker.running)} of ${plural(worker.concurrency, "slot")}`))),
-      h("td", { class: "wide" }, h("span", { class: "cut-2 small", title: worker.kinds.join(", ") }, takes)),
+      h("td", { class: "wide all" }, h("span", {}, meter(share, `${worker.running} of ${worker.concurrency} slots`, "run"), h("span", { class: "small muted" }, `${number(worker.running)} of ${plural(worker.concurrency, "slot")}`))),
+      h("td", { class: "wide all" }, h("span", { class: "cut-2 small", title: worker.kinds.join(", ") }, takes)),
       h("td", { class: "num" }, moment(worker.seen_at)), h("td", { class: "num" }, since(worker.registered_at)),
       h("td", {}, worker.held ? h("button", { type: "button", class: "tiny", "aria-expanded": String(open), "data-key": `open-${worker.instance}`, onclick: (event) => toggle(event.target, worker.instance) }, plural(worker.held, "run")) : h("span", { class: "muted" }, "nothing")));
-    return open ? [row, held(opened.get(worker.instance))] : [row];
+    return open ? [row, held(worker.instance, opened.get(worker.instance))] : [row];
   }
 
   async function toggle(button, instance) {
@@ -50,8 +50,8 @@ export function workers({ query }) {
     return show();
   }
 
-  function held(runs) {
-    return h("tr", {}, h("td", { colspan: 6 }, h("span", { class: "tagline" }, runs.map((lease) =>
+  function held(instance, runs) {
+    return h("tr", { "data-key": `held-${instance}` }, h("td", { class: "all", colspan: 6 }, h("span", { class: "tagline" }, runs.map((lease) =>
       h("a", { class: "tag", href: `#/executions/${uuidOf(lease.id)}`, "data-key": `held-${lease.id}` }, `${lease.kind} `, h("span", { class: "muted" }, since(lease.since)))))));
   }
   return { title: "Workers", element, refresh, every: 2000 };

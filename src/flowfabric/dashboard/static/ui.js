@@ -2,22 +2,25 @@
 import { announce, byId, h } from "./dom.js";
 
 export function card(title, body, { extra, flush, className = "" } = {}) {
-  return h("section", { class: `card ${className}` },
+  return h("section", { class: `card ${className}`, "data-key": title === null ? null : `card-${title}` },
     title === null ? null : h("div", { class: "card-head" }, h("h2", {}, title), extra),
     h("div", { class: flush ? "card-body flush" : "card-body" }, body));
 }
 
 /** A command to copy. */
 export function command(text) {
-  const button = h("button", { type: "button", class: "tiny", onclick: async () => {
-    await copy(text);
-    button.textContent = "Copied";
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
-  } }, "Copy");
-  return h("div", { class: "copy" }, h("code", {}, text), button);
+  return h("div", { class: "copy" }, h("code", {}, text), h("button", { type: "button", class: "tiny", "data-key": `copy-${text}`, onclick: (event) => copyFrom(event.currentTarget, text) }, "Copy"));
 }
 
-export async function copy(text) {
+/** Copies, and says so on the button. */
+export async function copyFrom(button, text) {
+  const before = button.textContent;
+  await copy(text);
+  button.textContent = "Copied";
+  setTimeout(() => { button.textContent = before; }, 1500);
+}
+
+async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
   } catch { // pages served without TLS have no clipboard
@@ -117,9 +120,9 @@ export function head(title, sub, actions) {
 }
 
 /** Links to the first and the next page of a list with cursors. */
-export function pager(href, cursor, next, text) {
+export function pager(href, cursor, next, text, onward = "Next page") {
   return h("div", { class: "pager" }, h("span", { class: "muted small" }, text),
     h("div", { class: "actions" },
       cursor ? h("a", { class: "button", href: href(null), "data-key": "first" }, "First page") : null,
-      next ? h("a", { class: "button", href: href(next), "data-key": "next" }, "Next page") : null));
+      next ? h("a", { class: "button", href: href(next), "data-key": "next" }, onward) : null));
 }

@@ -30,7 +30,8 @@ class QuotaStatus(Struct, frozen=True):
     """How full a quota is: altogether, and by key (the first hundred thousand). `admitted` have a
     slot: of those `running` are with a worker, the others wait for one. `opens_at` is when another
     start is allowed, None when one is allowed now or no rate is set; `key_opens_at` the same by
-    key, for keys that executions wait with and whose own rate is used up."""
+    key, for keys that executions wait with and whose own rate is used up. `started` are the starts
+    within the window of the rate, None without one."""
 
     quota: Quota
     running: int
@@ -39,6 +40,7 @@ class QuotaStatus(Struct, frozen=True):
     opens_at: Millis | None = None
     admitted: int = 0
     key_opens_at: dict[str, Millis] = field(default_factory=dict)
+    started: int | None = None
 
 
 class Quotas(Service):
@@ -101,6 +103,7 @@ class Quotas(Service):
             keys=tuple(counts),
             opens_at=max((wait.opens_at for wait in waits if not wait.of_key), default=None),
             key_opens_at={wait.use.key: wait.opens_at for wait in waits if wait.of_key},
+            started=room.started(quota),
         )
 
     async def check_admission(self, name: str, id: str) -> Admission:
