@@ -12,6 +12,10 @@ from flowfabric.server.context import ServerContext
 from flowfabric.server.sse import ServerEvent
 
 
+async def allowed() -> None:
+    """The token of the client is still valid."""
+
+
 class Source:
     """Events that are taken one by one; `closed` once the reader is gone."""
 
@@ -36,7 +40,7 @@ class Source:
 async def test_a_slow_client_holds_back_the_source(context: ServerContext) -> None:
     """One item in memory: the next one is taken when the one before was sent"""
     source = Source()
-    async with aclosing(sse._items(source.events(), context)) as items:
+    async with aclosing(sse._items(source.events(), context, allowed)) as items:
         assert await anext(items) == sse.RETRY
         assert source.taken == 0
         for number in range(1, 4):
@@ -53,7 +57,7 @@ async def test_an_idle_stream_sends_comments(
     """They keep proxies from closing the connection, and find out clients that are gone"""
     monkeypatch.setattr(sse, "HEARTBEAT", 0.001)
     source = Source(idle=True)
-    async with aclosing(sse._items(source.events(), context)) as items:
+    async with aclosing(sse._items(source.events(), context, allowed)) as items:
         await anext(items)
         for _ in range(2):
             assert (await anext(items)).startswith(b":")
@@ -62,7 +66,7 @@ async def test_an_idle_stream_sends_comments(
 
 async def test_a_draining_server_ends_the_stream(context: ServerContext) -> None:
     source = Source(idle=True)
-    items = sse._items(source.events(), context)
+    items = sse._items(source.events(), context, allowed)
     await anext(items)
 
     async def rest() -> list[bytes]:
@@ -78,7 +82,7 @@ async def test_a_draining_server_ends_the_stream(context: ServerContext) -> None
 
 async def test_an_error_is_the_last_event(context: ServerContext) -> None:
     source = Source(error=NotFound("execution", "x"))
-    async with aclosing(sse._items(source.events(), context)) as items:
+    async with aclosing(sse._items(source.events(), context, allowed)) as items:
         (_, last) = [item async for item in items]
     assert last.startswith(b"event: error\n")
     assert b'"code":"not_found"' in last
