@@ -45,9 +45,7 @@ from tests.machine.rivals import Call, Wrapper
 
 FLOW = UUID(int=0xF10)
 WRITES = frozenset({"submit", "claim", "end", "apply", "apply_flow", "count_flows"})
-READS = frozenset(
-    {"load", "outbox", "owing", "edges", "unsettled", "snapshots", "load_needs", "owed_flows"}
-)
+READS = frozenset({"load", "owing", "edges", "unsettled", "snapshots", "load_needs", "owed_flows"})
 RECORD_WRITES = frozenset({"put", "drop", "expire"})
 WORKER = WorkerIdentity("w", "w-1")
 ALL = AllOf()

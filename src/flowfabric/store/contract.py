@@ -377,12 +377,10 @@ class FlowStore(Protocol):
         `each` of a member, each with its downstream: an edge that is settled meanwhile moves the
         version of that."""
 
-    async def outbox(self, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
-        """What is owed to flows, of each at most `limit`."""
-
     async def owing(self, flows: Sequence[UUID], limit: int) -> Owing:
-        """The same with the flows, and which of the members that have ended still have open
-        edges. Corruption names a flow that cannot be read."""
+        """Flows, what is owed to each (at most `limit` entries, also where there is no flow), and
+        which of the members that have ended still have open edges. Corruption names a flow that
+        cannot be read."""
 
     async def owed_flows(self, limit: int) -> list[UUID]:
         """Flows that something is owed to, and runs that are owed the end of another one."""

@@ -107,8 +107,8 @@ async def test_a_chore_is_remembered_whole(bench: Bench) -> None:
     ]
     assert await bench.apply(flow, owed=tuple(reversed(owed)))
     assert await bench.chores(flow) == owed
-    assert await bench.store.outbox([flow.id], 3) == owed[:3]
-    assert await bench.store.outbox([A], 3) == []
+    assert (await bench.store.owing([flow.id], 3)).entries == owed[:3]
+    assert (await bench.store.owing([A], 3)).entries == []
 
 
 # -- a change of a flow, whole or not at all

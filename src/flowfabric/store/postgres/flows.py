@@ -82,11 +82,6 @@ async def unsettled(
     return await session.load.run(partial(_unsettled, session, values))
 
 
-async def outbox(session: PostgresSession, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
-    rows = await session.fetch(session.load, "outbox", list(flows), limit)
-    return read_outbox(rows, same)
-
-
 async def owing(session: PostgresSession, flows: Sequence[UUID], limit: int) -> Owing:
     rows = await session.fetch(session.load, "owing_flows", list(flows), limit, FIRST_ID)
     entries = [row for row in rows if row[_DOC] is None]

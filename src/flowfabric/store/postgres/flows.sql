@@ -150,13 +150,6 @@ using (
 where t.ctid = g.place
 returning t.id
 
--- name: outbox
-select c.flow, c.id, c.number, c.kind, c.outcome, c.spared
-from unnest($1::uuid[]) as f (id)
-cross join lateral (
-    select * from {schema}.chore t where t.flow = f.id order by t.id, t.number, t.kind limit $2
-) c
-
 -- name: owing_flows
 -- Flows, then their outbox entries with whether the member (of an entry of kind 1) has open edges.
 -- Equality as in edges_out.

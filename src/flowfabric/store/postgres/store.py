@@ -113,7 +113,6 @@ class PostgresStore:
     flow_page = _method(flow_reads.flow_page)
     apply_flow = _method(flow_reads.apply_flow)
     edges = _method(flow_reads.edges)
-    outbox = _method(flow_reads.outbox)
     owing = _method(flow_reads.owing)
     unsettled = _method(flow_reads.unsettled)
     count_flows = _method(flow_reads.count_flows)

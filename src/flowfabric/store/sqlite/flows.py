@@ -100,7 +100,7 @@ def unsettled(
     return [Unsettled(state, downstreams.get(state.edge.downstream)) for state in found]
 
 
-def outbox(session: SqliteSession, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
+def _outbox(session: SqliteSession, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
     found: list[OutboxEntry] = []
     for flow in flows:
         rows = session.rows("outbox", {"flow": flow.bytes, "limit": limit})
@@ -109,9 +109,8 @@ def outbox(session: SqliteSession, flows: Sequence[UUID], limit: int) -> list[Ou
 
 
 def owing(session: SqliteSession, flows: Sequence[UUID], limit: int) -> Owing:
-    # Before the outbox: counting entries meanwhile moves the version that is compared.
     found = records.get(session, FLOWS, flows)
-    entries = outbox(session, flows, limit)
+    entries = _outbox(session, flows, limit)
     ended = {each.id: each.flow for each in entries if each.kind is OutboxKind.ENDED}
     open = {id for id, flow in ended.items() if _has_open_edge(session, flow, id)}
     return Owing(found, entries, open)
