@@ -34,6 +34,7 @@ from flowfabric.core.execution.registry import HeldLease
 from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.stream import Stream
 from flowfabric.core.execution.submission import Creation
+from flowfabric.core.flow.graph import NewFlow
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange
 from flowfabric.core.flow.outbox import OutboxEntry
@@ -353,6 +354,11 @@ class FlowStore(Protocol):
         are deleted. `guards` are compared and locked like the executions of `changes`. With `done`,
         every one of those entries must still exist, so that each is counted once. False if anything
         has changed."""
+
+    async def lay_flows(self, flows: Sequence[NewFlow], now: Millis) -> set[UUID]:
+        """Creates each flow that does not exist, with its edges (an existing one stays) and its
+        members as `submit` does, which have no keys and no steps: whole or not at all. Returns the
+        flows that were created."""
 
     async def count_flows(
         self, changes: Sequence[FlowChange], told: Sequence[OutboxEntry] = ()

@@ -78,6 +78,7 @@ from flowfabric.engine.commit.records import find
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.executions import Executions
+from flowfabric.engine.flow.declarations import FlowDeclarations
 from flowfabric.engine.flow.dispatch import FlowDispatcher
 from flowfabric.engine.flow.resolver import FlowResolver
 from flowfabric.engine.flow.walks import PAGE, edge_pages, member_pages, reaches, whole
@@ -133,6 +134,7 @@ class Flows(Service):
         self._dispatcher = dispatcher
         self._resolver = resolver
         self._locks: WeakValueDictionary[UUID, asyncio.Lock] = WeakValueDictionary()
+        self._declarations = FlowDeclarations(context)
 
     # -- building
 
@@ -189,6 +191,8 @@ class Flows(Service):
             created_at=now,
             mutated_at=now,
         )
+        if await self._declarations.lay(flow, laid):
+            return Declared(new.id, laid.ids, created=True)
         created = await self._lay(flow, laid)
         if not created and await self._is_over(new.id):
             return Declared(new.id, laid.ids, created)  # retention may have taken some members
@@ -408,6 +412,7 @@ class Flows(Service):
 
     async def drain(self) -> None:
         """What this process does by itself for flows after its commits is done."""
+        await self._declarations.drain()
         await self._dispatcher.drain()
 
     # -- how

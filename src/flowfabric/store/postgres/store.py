@@ -112,6 +112,7 @@ class PostgresStore:
 
     flow_page = _method(flow_reads.flow_page)
     apply_flow = _method(flow_reads.apply_flow)
+    lay_flows = _method(flow_reads.lay_flows)
     edges = _method(flow_reads.edges)
     owing = _method(flow_reads.owing)
     unsettled = _method(flow_reads.unsettled)

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from uuid import UUID
 
-from flowfabric.core.base.time import MAX_MILLIS
+from flowfabric.core.base.time import MAX_MILLIS, Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Snapshot
+from flowfabric.core.flow.graph import NewFlow
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange
 from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
@@ -13,7 +14,7 @@ from flowfabric.store.queries import EdgeQuery, FlowQuery, Owing, Unsettled
 from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.flow import EdgeSearch, read_outbox
 from flowfabric.store.rows.record import FLOWS
-from flowfabric.store.sqlite import apply, records
+from flowfabric.store.sqlite import apply, records, submit
 from flowfabric.store.sqlite.apply import Decided
 from flowfabric.store.sqlite.reads import readable_snapshots
 from flowfabric.store.sqlite.session import SqliteSession, plain, read_uuid
@@ -57,6 +58,14 @@ def apply_flow(session: SqliteSession, change: FlowChange) -> bool:
     session.each("joined_executions", plain(flow_rows.joined_rows(change.changes)))
     session.insert("new_outbox", plain(flow_rows.outbox_rows(change.owed)))
     return True
+
+
+def lay_flows(session: SqliteSession, flows: Sequence[NewFlow], now: Millis) -> set[UUID]:
+    laid = [each for each in flows if _write_flow(session, FlowChange(None, each.flow))]
+    edges = [edge for each in laid for edge in each.edges]
+    session.insert("new_edges", plain(flow_rows.edge_rows(edges)))
+    submit.submit(session, [creation for each in laid for creation in each.members], now)
+    return {each.flow.id for each in laid}
 
 
 def edges(session: SqliteSession, query: EdgeQuery) -> list[EdgeState]:
