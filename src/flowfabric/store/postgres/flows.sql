@@ -123,7 +123,6 @@ cross join lateral (
 order by e.id limit $4
 
 -- name: unsettled_edges_out
--- Does not even look at the others.
 select e.doc, e.outcome
 from unnest($5::uuid[]) as a (id)
 cross join lateral (
