@@ -109,23 +109,24 @@ class FlowResolver(Service):
 
     # -- one flow
 
-    async def resolve(self, flow: UUID) -> None:
+    async def resolve(self, flow: UUID) -> Flow | None:
         """Does everything that is owed to a flow (or to a run that waits for others), also what
-        comes of doing it."""
+        comes of doing it. Returns the flow as it was seen when nothing was owed any more."""
 
-        async def round(number: int) -> Literal[RaceLost.RACE_LOST] | None:
+        async def round(number: int) -> Flow | Literal[RaceLost.RACE_LOST] | None:
             while (seen := await self._context.store.owing([flow], PAGE)).entries:
                 entries = seen.entries
                 if entries[0].kind is OutboxKind.AWAITED:  # owed to a run, and so are the others
                     await self._tell_run(flow, entries)
                 elif not await self._do(known(seen.flows.get(flow), flow), entries, seen.open):
                     return RACE_LOST
-            return None
+            return seen.flows.get(flow)
 
         try:
-            await retry(round, f"flow {flow}", MAX_ROUNDS)
+            return await retry(round, f"flow {flow}", MAX_ROUNDS)
         except RetryExhausted:
             log.info("other processes resolve flow %s; the sweep does what they leave", flow)
+            return None
 
     async def _do(self, found: Flow, entries: Sequence[OutboxEntry], open: Set[UUID]) -> bool:
         """Does what these entries ask for and counts them; False when another process did. Of the
