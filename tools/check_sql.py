@@ -59,7 +59,7 @@ ONLY: dict[str, set[str]] = {
         "server_state",
         "snapshot_holders",
         "table_health",
-        "laid_flow",
+        "laid_flows",
         "lease_rows",
         "locked_quotas",
         "newest_route",
@@ -102,6 +102,7 @@ ONLY: dict[str, set[str]] = {
     },
     "sqlite": {
         "any_suspect",
+        "outbox",
         "expired_stream",
         "grown_stream",
         "new_frames",

@@ -47,7 +47,9 @@ class Drawn:
 
     async def settled(self) -> None:
         """Everything that is owed was done."""
-        assert await settle(self.lab.engine), await self.lab.engine.store.outbox([self.id], 9)
+        assert await settle(self.lab.engine), (
+            await self.lab.engine.store.owing([self.id], 9)
+        ).entries
 
     async def flow(self) -> Flow:
         flow = await self.lab.engine.flow_views.get(self.id)

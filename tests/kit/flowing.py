@@ -114,7 +114,7 @@ def leave_to_outbox(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def owed(flow: Drawn) -> int:
-    return len(await flow.lab.engine.store.outbox([flow.id], 500))
+    return len((await flow.lab.engine.store.owing([flow.id], 500)).entries)
 
 
 async def unknown(flow: Drawn) -> ExecutionId:

@@ -53,7 +53,7 @@ class Checks:
 
     async def quiet(self) -> None:
         """Everything, when nothing is owed."""
-        assert await self.store.outbox([self.flow], MANY) == [], "something is still owed"
+        assert (await self.store.owing([self.flow], MANY)).entries == [], "something is still owed"
         assert self.flow not in await self.store.owed_flows(MANY), "the flow is still in debt"
         await self.hear()
         flow = (await self.store.records.get(FLOWS, [self.flow]))[self.flow]

@@ -34,7 +34,7 @@ from flowfabric.core.flow.model import CancelPolicy, Parent
 from flowfabric.engine.commit import retry
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.flow import dispatch, downstreams, resolver, walks
+from flowfabric.engine.flow import declarations, dispatch, downstreams, resolver, walks
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import EdgeQuery
@@ -44,10 +44,8 @@ from tests.machine.flow_model import Book, Child, Member, Rule
 from tests.machine.rivals import Call, Wrapper
 
 FLOW = UUID(int=0xF10)
-WRITES = frozenset({"submit", "claim", "end", "apply", "apply_flow", "count_flows"})
-READS = frozenset(
-    {"load", "outbox", "owing", "edges", "unsettled", "snapshots", "load_needs", "owed_flows"}
-)
+WRITES = frozenset({"submit", "claim", "end", "apply", "apply_flow", "lay_flows", "count_flows"})
+READS = frozenset({"load", "owing", "edges", "unsettled", "snapshots", "load_needs", "owed_flows"})
 RECORD_WRITES = frozenset({"put", "drop", "expire"})
 WORKER = WorkerIdentity("w", "w-1")
 ALL = AllOf()
@@ -421,6 +419,7 @@ def paged() -> Iterator[None]:
         patch.object(dispatch, "PAGE", PER_PAGE),
         patch.object(walks, "PAGE", PER_PAGE),
         patch.object(downstreams, "FEW", 2),
+        patch.object(declarations, "MAX_WHOLE", PER_PAGE),
     ):
         yield
 

@@ -108,7 +108,7 @@ class Bench:
         return memory.edges
 
     async def chores(self, flow: Flow) -> list[OutboxEntry]:
-        return await self.store.outbox([flow.id], 1000)
+        return list((await self.store.owing([flow.id], 1000)).entries)
 
 
 def after(change: Change[Any]) -> Snapshot:

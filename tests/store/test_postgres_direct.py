@@ -23,10 +23,12 @@ from flowfabric.core.execution.model import (
     Start,
     Waiting,
 )
+from flowfabric.core.flow.graph import NewFlow
 from flowfabric.core.flow.model import Flow, FlowChange, changed
 from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 from flowfabric.store.postgres.dialer import PINNED, Connection
-from flowfabric.store.queries import EventQuery, FlowQuery
+from flowfabric.store.postgres.session import _certain
+from flowfabric.store.queries import EventQuery, FlowQuery, MembersOf
 from flowfabric.store.sql import load_queries
 from tests.kit.postgres import Databases
 from tests.store import postgres_bench
@@ -104,9 +106,11 @@ async def parked(bench: Bench, count: int) -> Parked:
     return Parked(bench, flow, [after(change) for change in changes])
 
 
-async def listen(server: postgres_bench.Bench, sent: list[str]) -> None:
-    """Notes the names of the queries that changes send."""
-    names = {query: name for name, query in load_queries("postgres").items()}
+async def listen(server: postgres_bench.Bench, sent: list[str], *, certainly: bool = False) -> None:
+    """Notes the names of the queries that changes send; `certainly`: of those that expect no
+    conflict."""
+    queries = load_queries("postgres").items()
+    names = {_certain(query) if certainly else query: name for name, query in queries}
 
     async def add(connection: Connection) -> None:
         link.seam = None
@@ -297,26 +301,26 @@ async def test_both_find_everything_by_key_and_compare_no_list_with_another(
 # -- flows
 
 
-async def test_a_new_flow_is_one_statement_with_its_edges_and_tags(
+async def test_new_flows_are_one_statement_with_their_edges_tags_and_members(
     server: postgres_bench.Bench, bench: Bench
 ) -> None:
-    """Refused as a whole when there is one of that id; a lost reply is recognised, a rival's is
-    not, even if it is equal."""
+    """A lost reply is recognised, a rival's flow is not, even if it is equal."""
     sent: list[str] = []
-    await listen(server, sent)
+    await listen(server, sent, certainly=True)
     flow = Flow(id=bench.fresh(), kind="graph", created_at=bench.now, tags={"a.b": "1", "a.c": "2"})
-    first = FlowChange(None, flow, edges=(edge(flow, 1, A, B), edge(flow, 2, A, B)))
-    lose_reply(server.store.session.apply)
-    assert await bench.store.apply_flow(first)
+    member = bench.creation(flow)
+    new = NewFlow(flow, (edge(flow, 1, A, B), edge(flow, 2, A, B)), (member,))
+    lose_reply(server.store.session.submit)
+    assert await bench.store.lay_flows([new], bench.now) == {flow.id}
     assert await bench.load(flow) == flow
     assert await bench.store.flow_page(FlowQuery(tag=("a.c", "2"))) == [flow]
     assert len(await bench.edges(flow)) == 2
-    assert not await bench.store.apply_flow(replace(first, edges=(edge(flow, 3, A, B),)))
-    lose_reply(server.store.session.apply)
-    assert not await bench.store.apply_flow(replace(first, edges=(edge(flow, 3, A, B),)))
-    assert len(await bench.edges(flow)) == 2
+    lose_reply(server.store.session.submit)
+    assert await bench.store.lay_flows([new], bench.now) == set()
+    found = await bench.store.snapshots(MembersOf(flow.id))
+    assert found == [member.snapshot]
     await asyncio.sleep(0)
-    assert [name for name in sent if name] == ["laid_flow"], "until its connection was lost"
+    assert [name for name in sent if name] == ["laid_flows"], "until its connection was lost"
 
 
 async def test_endings_are_counted_in_one_statement_and_once(

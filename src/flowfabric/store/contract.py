@@ -34,6 +34,7 @@ from flowfabric.core.execution.registry import FOREVER, HeldLease
 from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.stream import Stream
 from flowfabric.core.execution.submission import Creation
+from flowfabric.core.flow.graph import NewFlow
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange
 from flowfabric.core.flow.outbox import OutboxEntry
@@ -356,6 +357,11 @@ class FlowStore(Protocol):
         every one of those entries must still exist, so that each is counted once. False if anything
         has changed."""
 
+    async def lay_flows(self, flows: Sequence[NewFlow], now: Millis) -> set[UUID]:
+        """Creates each flow that does not exist, with its edges (an existing one stays) and its
+        members as `submit` does, which have no keys and no steps: whole or not at all. Returns the
+        flows that were created."""
+
     async def count_flows(
         self, changes: Sequence[FlowChange], told: Sequence[OutboxEntry] = ()
     ) -> set[UUID]:
@@ -379,12 +385,10 @@ class FlowStore(Protocol):
         `each` of a member, each with its downstream: an edge that is settled meanwhile moves the
         version of that."""
 
-    async def outbox(self, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
-        """What is owed to flows, of each at most `limit`."""
-
     async def owing(self, flows: Sequence[UUID], limit: int) -> Owing:
-        """The same with the flows, and which of the members that have ended still have open
-        edges. Corruption names a flow that cannot be read."""
+        """Flows, what is owed to each (at most `limit` entries, also where there is no flow), and
+        which of the members that have ended still have open edges. Corruption names a flow that
+        cannot be read."""
 
     async def owed_flows(self, limit: int) -> list[UUID]:
         """Flows that something is owed to, and runs that are owed the end of another one."""

@@ -132,7 +132,7 @@ async def test_flow_only_leaves_every_member_alone(lab: Lab) -> None:
         drawn.id, CancelPolicy.FLOW_ONLY, "enough"
     )
     assert await drawn.states() == before
-    assert not await lab.engine.store.outbox([drawn.id], 1)
+    assert not (await lab.engine.store.owing([drawn.id], 1)).entries
     assert await drawn.state() is FlowState.CANCELLED
 
 
@@ -171,7 +171,7 @@ async def test_a_flow_without_members_is_over_at_once(lab: Lab, policy: CancelPo
     created = await lab.engine.flows.create("empty", id=fresh(lab))
     flow = Drawn(lab, created.id, {})  # type: ignore[union-attr]
     assert await cancel(flow, policy=policy) == FlowCancelled(flow.id, policy, "enough")
-    assert not await lab.engine.store.outbox([flow.id], 1)
+    assert not (await lab.engine.store.owing([flow.id], 1)).entries
     assert (await flow.check()).ended_at == lab.clock.now()
 
 

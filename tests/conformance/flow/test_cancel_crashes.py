@@ -11,6 +11,7 @@ from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.flow.graph import Graph, member_id
 from flowfabric.core.flow.model import CancelPolicy, Flow, FlowState
+from flowfabric.engine.flow import declarations
 from tests.kit.flow_lab import Drawn, declare, draw, failing, fresh
 from tests.kit.lab import Lab
 
@@ -95,7 +96,14 @@ async def test_a_header_that_always_loses_gives_up(
 # -- members that come while a flow is cancelled
 
 
+@pytest.fixture
+def in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flows are laid in steps, as large ones are."""
+    monkeypatch.setattr(declarations, "MAX_WHOLE", 0)
+
+
 @pytest.mark.parametrize("after", ["flow", "rest"])
+@pytest.mark.usefixtures("in_steps")
 async def test_members_that_arrive_in_a_cancelled_flow_are_cancelled(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
@@ -129,6 +137,7 @@ async def cut_off(lab: Lab, monkeypatch: pytest.MonkeyPatch, graph: Graph, write
 
 @pytest.mark.parametrize("policy", [CancelPolicy.ALL, CancelPolicy.PENDING])
 @pytest.mark.parametrize("writes", [0, 1])
+@pytest.mark.usefixtures("in_steps")
 async def test_a_declaration_that_died_half_way_is_cancelled(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, policy: CancelPolicy, writes: int
 ) -> None:
@@ -149,6 +158,7 @@ async def test_a_declaration_that_died_half_way_is_cancelled(
     assert await lab.claim() == []
 
 
+@pytest.mark.usefixtures("in_steps")
 async def test_a_flow_that_was_only_closed_may_be_declared_to_its_end(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +175,7 @@ async def test_a_flow_that_was_only_closed_may_be_declared_to_its_end(
     assert (found.state, found.ended) == (FlowState.CANCELLED, {"success": 2})
 
 
+@pytest.mark.usefixtures("in_steps")
 async def test_a_root_written_while_the_flow_is_cancelled_is_owed_the_cancel(
     lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -304,3 +304,48 @@ async def test_an_interrupted_declaration_is_finished_by_repeating_it(
         await asyncio.gather(*(lab.complete(claim) for claim in claims))
         await flow.settled()
     assert (await flow.flow()).state is FlowState.COMPLETED
+
+
+@pytest.mark.parametrize("heard", [False, True])
+async def test_a_small_flow_is_written_in_one_commit(
+    lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch, heard: bool
+) -> None:
+    """I-2: whichever side of it the process dies, nothing is left half written"""
+    id, graph, honest = fresh(), draw("a>b>c", "d"), lab.engine.store.lay_flows
+
+    async def lay_flows(flows: Any, now: Millis) -> Any:
+        if heard:
+            await honest(flows, now)
+        raise Unavailable("the process dies")
+
+    monkeypatch.setattr(lab.engine.store, "lay_flows", lay_flows)
+    with pytest.raises(Unavailable):
+        await lab.engine.flows.declare("nightly", graph, id=id)
+    assert (await second_lab.engine.flow_views.get(id) is not None) is heard
+    declared = await second_lab.engine.flows.declare("nightly", graph, id=id)
+    assert declared.created is not heard
+    drawn = Drawn(second_lab, id, declared.members)
+    for name in "abcd":
+        await drawn.complete(name)
+    assert (await drawn.check()).state is FlowState.COMPLETED
+
+
+async def test_declarations_of_one_moment_share_a_commit(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with one among them that is there already; each caller hears of its own"""
+    there, honest, calls = await declare(lab, "a>b"), lab.engine.store.lay_flows, list[int]()
+
+    async def lay_flows(flows: Any, now: Millis) -> Any:
+        calls.append(len(flows))
+        return await honest(flows, now)
+
+    monkeypatch.setattr(lab.engine.store, "lay_flows", lay_flows)
+    ids = [there.id, *(fresh() for _ in range(5))]
+    answers = await asyncio.gather(
+        *(lab.engine.flows.declare("nightly", draw("a>b"), id=id) for id in ids)
+    )
+    assert calls == [6]
+    assert [(answer.id, answer.created) for answer in answers] == [
+        (id, id != there.id) for id in ids
+    ]

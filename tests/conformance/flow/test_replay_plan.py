@@ -171,20 +171,20 @@ async def test_an_upstream_that_ends_while_its_downstream_is_replayed_is_counted
 async def test_a_flow_that_is_counted_while_it_is_looked_at_is_seen_as_it_is(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its header was read before, what was owed to it after: neither says that it runs again"""
+    """Its header and what is owed to it are of one moment: together they say that it runs again"""
     drawn = await declare(lab, "a")
     await drawn.fail("a")
     with monkeypatch.context() as still:
         still.setattr(lab.engine._dispatcher, "committed", lambda commit: None)
         await replay(drawn, "a")
-    honest = lab.engine.store.outbox
+    honest = lab.engine.store.owing
 
     async def late(flows: Any, limit: int) -> Any:
         monkeypatch.undo()
         await lab.engine._resolver.resolve(drawn.id)
         return await honest(flows, limit)
 
-    monkeypatch.setattr(lab.engine.store, "outbox", late)
+    monkeypatch.setattr(lab.engine.store, "owing", late)
     seen = await lab.engine.flow_views.get(drawn.id)
     assert seen is not None
     assert (seen.state, seen.ended_at) == (FlowState.RUNNING, None)

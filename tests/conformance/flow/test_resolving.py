@@ -23,6 +23,7 @@ from flowfabric.core.flow.join import AllOf, AnyOf, Quorum, Rest
 from flowfabric.core.flow.model import FlowState
 from flowfabric.core.wait.model import Behaviour
 from flowfabric.engine.flow.walks import PAGE
+from flowfabric.store.queries import Owing
 from tests.kit.flow_lab import Drawn, declare
 from tests.kit.flowing import after_commit, counters, die_after_commits, owed
 from tests.kit.lab import Lab
@@ -270,7 +271,7 @@ async def test_two_engines_settle_one_flow_at_once(
     assert (await flow.check()).ended == {"success": 39, "failed": 1, "skipped": 1}
 
 
-STEPS = ["records.get", "outbox", "unsettled", "load", "load_needs", "apply", "edges", "apply_flow"]
+STEPS = ["owing", "unsettled", "load", "load_needs", "apply", "edges", "apply_flow"]
 
 
 @pytest.mark.parametrize("method", STEPS)
@@ -455,12 +456,12 @@ def sizes_of(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def watched(honest: Callable[..., Any]) -> Callable[..., Any]:
         async def read(*args: Any) -> Any:
             found = await honest(*args)
-            sizes.append(len(found))
+            sizes.append(len(found.entries if isinstance(found, Owing) else found))
             return found
 
         return read
 
-    for method in ("edges", "unsettled", "outbox"):
+    for method in ("edges", "unsettled", "owing"):
         honest = getattr(lab.engine.store, method)
         monkeypatch.setattr(lab.engine.store, method, watched(honest))
     return sizes

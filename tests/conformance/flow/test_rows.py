@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from flowfabric.core.base import document
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.outcome import Outcome
+from flowfabric.core.flow.graph import NewFlow
 from flowfabric.core.flow.join import EdgeState, On
 from flowfabric.core.flow.model import (
     Cancellation,
@@ -51,6 +52,35 @@ async def bench(store: Store, clock: ManualClock) -> AsyncIterator[Bench]:
 
 
 # -- round trips
+
+
+async def test_new_flows_are_written_with_edges_tags_and_members(bench: Bench) -> None:
+    flows = [Flow(id=bench.fresh(), kind="graph", tags={"a.b": str(n)}) for n in range(3)]
+    members = {flow.id: bench.creation(flow, tags={"c.d": "1"}) for flow in flows}
+    new = [NewFlow(flow, (edge(flow, 1, A, B),), (members[flow.id],)) for flow in flows]
+    assert await bench.store.lay_flows(new, bench.now) == {flow.id for flow in flows}
+    for flow in flows:
+        assert await bench.load(flow) == flow
+        assert await bench.store.flow_page(FlowQuery(tag=("a.b", flow.tags["a.b"]))) == [flow]
+        assert [each.edge for each in await bench.edges(flow)] == [edge(flow, 1, A, B)]
+        (found,) = await bench.store.snapshots(MembersOf(flow.id))
+        assert found == members[flow.id].snapshot
+        detail = await bench.store.detail(uuid_of(found))
+        assert detail is not None
+        assert detail.tags == {"c.d": "1"}
+
+
+async def test_of_new_flows_one_that_is_there_is_left_out_as_a_whole(bench: Bench) -> None:
+    there = await bench.flow()
+    flow = Flow(id=bench.fresh(), kind="graph")
+    new = [NewFlow(each, (edge(each, 1, A, B),), (bench.creation(each),)) for each in (there, flow)]
+    assert await bench.store.lay_flows(new, bench.now) == {flow.id}
+    assert await bench.edges(there) == []
+    assert await bench.store.snapshots(MembersOf(there.id)) == []
+    assert len(await bench.edges(flow)) == 1
+    assert len(await bench.store.snapshots(MembersOf(flow.id))) == 1
+    assert await bench.store.lay_flows(new, bench.now) == set()
+    assert await bench.store.lay_flows([], bench.now) == set()
 
 
 async def test_a_flow_is_remembered_whole(bench: Bench) -> None:
@@ -107,8 +137,8 @@ async def test_a_chore_is_remembered_whole(bench: Bench) -> None:
     ]
     assert await bench.apply(flow, owed=tuple(reversed(owed)))
     assert await bench.chores(flow) == owed
-    assert await bench.store.outbox([flow.id], 3) == owed[:3]
-    assert await bench.store.outbox([A], 3) == []
+    assert (await bench.store.owing([flow.id], 3)).entries == owed[:3]
+    assert (await bench.store.owing([A], 3)).entries == []
 
 
 # -- a change of a flow, whole or not at all

@@ -37,7 +37,7 @@ async def outcomes(flow: Drawn) -> set[Outcome | None]:
 
 
 async def kinds(flow: Drawn) -> set[OutboxKind]:
-    return {each.kind for each in await flow.lab.engine.store.outbox([flow.id], 500)}
+    return {each.kind for each in (await flow.lab.engine.store.owing([flow.id], 500)).entries}
 
 
 @pytest.mark.parametrize("width", [1, 2, FEW])
@@ -78,7 +78,7 @@ async def test_an_ending_that_settles_everything_reads_nothing_afterwards(
     flow = await declare(lab, "a>b>c", *(["a>x", "x>c"] if many else []))
     claim = await flow.take("a")
     asked: list[str] = []
-    for method in ("unsettled", "outbox", "apply", "count_flows", "end"):
+    for method in ("unsettled", "owing", "apply", "count_flows", "end"):
         honest = getattr(lab.engine.store, method)
 
         async def counted(*args: Any, method: str = method, honest: Any = honest) -> Any:

@@ -18,6 +18,7 @@ from flowfabric.core.execution.gate import admit
 from flowfabric.core.execution.model import Flags, Ready, Snapshot, Waiting
 from flowfabric.core.execution.submission import Creation, Submission, create
 from flowfabric.core.flow.join import AllOf, AnyOf, Edge, Join, JoinPolicy, On, Quorum, Rest
+from flowfabric.core.flow.model import Flow
 
 MAX_NODES = 100_000
 MAX_LINKS = 1_000_000
@@ -54,6 +55,14 @@ class Plan(Struct, frozen=True):
     roots: tuple[Creation, ...]
     edges: tuple[Edge, ...]
     ids: dict[str, ExecutionId]
+
+
+class NewFlow(Struct, frozen=True):
+    """A flow that is not there yet, with all its edges and members."""
+
+    flow: Flow
+    edges: tuple[Edge, ...] = ()
+    members: tuple[Creation, ...] = ()
 
 
 def member_id(flow: UUID, key: str) -> ExecutionId:

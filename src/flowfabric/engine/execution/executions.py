@@ -137,8 +137,7 @@ class Executions(Service):
 
     def put(self, creation: Creation) -> Awaitable[Submitted | Duplicate]:
         """Writes a checked submission."""
-        traced = self._context.traces.traced(creation)
-        return self._creations.put(ranked(traced, self._context.options.rank_step))
+        return self._creations.put(prepared(self._context, creation))
 
     async def put_all(self, creations: Sequence[Creation]) -> None:
         """Writes checked submissions that have ids; existing ones stay as they are."""
@@ -290,6 +289,11 @@ class Executions(Service):
             _outcome(creation, existing)
             for creation, existing in zip(creations, found, strict=True)
         ]
+
+
+def prepared(context: EngineContext, creation: Creation) -> Creation:
+    """A checked submission as it is written."""
+    return ranked(context.traces.traced(creation), context.options.rank_step)
 
 
 def _new_id(ids: Ids, fresh: UUID | None, now: Millis) -> UUID:

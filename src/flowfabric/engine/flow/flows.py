@@ -78,6 +78,7 @@ from flowfabric.engine.commit.records import find
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.executions import Executions
+from flowfabric.engine.flow.declarations import FlowDeclarations
 from flowfabric.engine.flow.dispatch import FlowDispatcher
 from flowfabric.engine.flow.resolver import FlowResolver
 from flowfabric.engine.flow.walks import PAGE, edge_pages, member_pages, reaches, whole
@@ -133,6 +134,7 @@ class Flows(Service):
         self._dispatcher = dispatcher
         self._resolver = resolver
         self._locks: WeakValueDictionary[UUID, asyncio.Lock] = WeakValueDictionary()
+        self._declarations = FlowDeclarations(context)
 
     # -- building
 
@@ -189,6 +191,8 @@ class Flows(Service):
             created_at=now,
             mutated_at=now,
         )
+        if await self._declarations.lay(flow, laid):
+            return Declared(new.id, laid.ids, created=True)
         created = await self._lay(flow, laid)
         if not created and await self._is_over(new.id):
             return Declared(new.id, laid.ids, created)  # retention may have taken some members
@@ -365,8 +369,9 @@ class Flows(Service):
         word = None if named is None else check_text(named, "policy", limit=MAX_NAME)
         text = check_text(reason, "reason", limit=MAX_REASON)
         chosen = check_cancel_policy(policy)
+        seen = None
         with suppress(Corruption):  # of a member: cancelling the others does not need it
-            await self._resolver.resolve(key)  # one that is over already cannot be cancelled
+            seen = await self._resolver.resolve(key)  # what is over already cannot be cancelled
 
         async def decide(found: Flow | None, now: Millis) -> tuple[FlowChange | None, Flow]:
             if known(found, key).cancel is not None:
@@ -379,7 +384,7 @@ class Flows(Service):
             changes = tuple(announce(member, now, after) for member in told_by)
             return FlowChange(open, after, changes=changes, owed=owed), after
 
-        marked = await self._change(key, decide, kick=False)
+        marked = await self._change(key, decide, kick=False, seen=seen)
         first = marked.cancel or Cancellation(self._now(), text, chosen)
         return marked, FlowCancelled(key, first.policy, first.reason, named=first.named)
 
@@ -408,6 +413,7 @@ class Flows(Service):
 
     async def drain(self) -> None:
         """What this process does by itself for flows after its commits is done."""
+        await self._declarations.drain()
         await self._dispatcher.drain()
 
     # -- how
@@ -474,17 +480,26 @@ class Flows(Service):
         return (children.start(await self._load(flow.parent.execution), now, flow.id),)
 
     async def _change(
-        self, id: UUID, rule: FlowRule[T], *, kick: bool = True, new: bool = False
+        self,
+        id: UUID,
+        rule: FlowRule[T],
+        *,
+        kick: bool = True,
+        new: bool = False,
+        seen: Flow | None = None,
     ) -> T:
         """Load, decide, apply; calls of this process for one flow one after the other. One that is
-        `new` most likely is looked for only if it turns out to be there."""
+        `new` most likely is looked for only if it turns out to be there; one that the caller has
+        `seen` just now is loaded only if it has changed since."""
 
         async def round(
             number: int,
         ) -> tuple[FlowChange | None, T] | Literal[RaceLost.RACE_LOST]:
             now = self._now()
             unseen = new and not number
-            found = None if unseen else await find(self._context.store, FLOWS, id)
+            found = None if unseen or number else seen
+            if found is None and not unseen:
+                found = await find(self._context.store, FLOWS, id)
             try:
                 change, answer = await rule(found, now)
             except FlowFabricError:

@@ -29,7 +29,7 @@ from flowfabric.core.flow import children, grow
 from flowfabric.core.flow import progress as rules
 from flowfabric.core.flow.cancel import is_orphan, orphaned
 from flowfabric.core.flow.join import JoinState
-from flowfabric.core.flow.model import CancelPolicy, Flow, FlowChange, Parent, count_outbox
+from flowfabric.core.flow.model import CancelPolicy, Flow, FlowChange, Parent, count_outbox, known
 from flowfabric.core.flow.outbox import MemberEnding, OutboxEntry, OutboxKind, endings_of
 from flowfabric.core.flow.progress import Settlement
 from flowfabric.core.wait.model import Loaded
@@ -38,13 +38,11 @@ from flowfabric.engine.access.actor import acting_as
 from flowfabric.engine.commit.decide import Decision
 from flowfabric.engine.commit.observer import followed, watching
 from flowfabric.engine.commit.post_commit import Commit
-from flowfabric.engine.commit.records import find
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.flow.walks import PAGE, edge_pages, member_pages
 from flowfabric.engine.wait.signals import Signals
 from flowfabric.store.queries import EdgeQuery, Unsettled
-from flowfabric.store.rows.record import FLOWS
 
 COUNT_AT = 50
 MAX_ROUNDS = 20
@@ -111,28 +109,29 @@ class FlowResolver(Service):
 
     # -- one flow
 
-    async def resolve(self, flow: UUID) -> None:
+    async def resolve(self, flow: UUID) -> Flow | None:
         """Does everything that is owed to a flow (or to a run that waits for others), also what
-        comes of doing it."""
+        comes of doing it. Returns the flow as it was seen when nothing was owed any more."""
 
-        async def round(number: int) -> Literal[RaceLost.RACE_LOST] | None:
-            while entries := await self._context.store.outbox([flow], PAGE):
+        async def round(number: int) -> Flow | Literal[RaceLost.RACE_LOST] | None:
+            while (seen := await self._context.store.owing([flow], PAGE)).entries:
+                entries = seen.entries
                 if entries[0].kind is OutboxKind.AWAITED:  # owed to a run, and so are the others
                     await self._tell_run(flow, entries)
-                elif not await self._do(flow, entries):
+                elif not await self._do(known(seen.flows.get(flow), flow), entries, seen.open):
                     return RACE_LOST
-            return None
+            return seen.flows.get(flow)
 
         try:
-            await retry(round, f"flow {flow}", MAX_ROUNDS)
+            return await retry(round, f"flow {flow}", MAX_ROUNDS)
         except RetryExhausted:
             log.info("other processes resolve flow %s; the sweep does what they leave", flow)
+            return None
 
-    async def _do(self, flow: UUID, entries: Sequence[OutboxEntry]) -> bool:
-        """Does what these entries ask for and counts them; False when another process did."""
-        found = await find(self._context.store, FLOWS, flow)
-        if found is None:
-            raise NotFound("flow", flow)
+    async def _do(self, found: Flow, entries: Sequence[OutboxEntry], open: Set[UUID]) -> bool:
+        """Does what these entries ask for and counts them; False when another process did. Of the
+        members that have ended, those in `open` have edges to settle."""
+        flow = found.id
         kinds = {entry.kind for entry in entries}
         if len(entries) >= PAGE:
             # There may be more endings: a flow that is over already cannot be cancelled.
@@ -143,7 +142,7 @@ class FlowResolver(Service):
             await self.cancel_members(found)
         if OutboxKind.RELEASE in kinds:
             await self._release(found)
-        await self._settle_edges({flow: endings_of(entries)})
+        await self._settle_edges({flow: _among(open, endings_of(entries))})
         await self._catch_up(flow, entries)
         await self._cancel_siblings(flow, entries)
         if OutboxKind.TELL in kinds:

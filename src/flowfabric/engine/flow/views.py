@@ -81,15 +81,12 @@ class FlowViews(Service):
     async def get(self, id: UUID | str) -> Flow | None:
         """The flow with every ending counted, also those that are still in its outbox."""
         key = parse_uuid(id, "flow")
-        flow = await find(self._context.store, FLOWS, key)
-        while flow is not None:
-            owed = await self._context.store.outbox([key], MAX_ENTRIES)
-            again = await find(self._context.store, FLOWS, key)
-            if again is not None and again.version == flow.version:
-                counted = count_outbox(flow, flow.mutated_at, tuple(owed)).after if owed else flow
-                return replace(counted, version=flow.version)
-            flow = again  # some were counted between the two reads
-        return None
+        seen = await self._context.store.owing([key], MAX_ENTRIES)
+        flow = seen.flows.get(key)
+        if flow is None or not seen.entries:
+            return flow
+        counted = count_outbox(flow, flow.mutated_at, tuple(seen.entries)).after
+        return replace(counted, version=flow.version)
 
     async def describe(self, id: UUID) -> FlowDescription | None:
         flow = await self.get(id)

@@ -7,15 +7,19 @@ from typing import Any
 from uuid import UUID
 
 from flowfabric.core.base.errors import Corruption
+from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Snapshot
+from flowfabric.core.flow.graph import NewFlow
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange
 from flowfabric.core.flow.outbox import OutboxEntry
+from flowfabric.store.postgres import submit
 from flowfabric.store.postgres.apply import Writer, prepare, standing
 from flowfabric.store.postgres.dialer import Connection
+from flowfabric.store.postgres.faults import PATIENCE_SECONDS
 from flowfabric.store.postgres.lists import FIRST_ID
 from flowfabric.store.postgres.moves import RowMove
-from flowfabric.store.postgres.session import PostgresSession, columns, same
+from flowfabric.store.postgres.session import PostgresSession, columns, insert_new, same
 from flowfabric.store.queries import EdgeQuery, FlowQuery, Owing, Unsettled
 from flowfabric.store.readable import tell
 from flowfabric.store.rows import flow as flow_rows
@@ -43,10 +47,17 @@ async def flow_page(session: PostgresSession, query: FlowQuery) -> list[Flow]:
 
 async def apply_flow(session: PostgresSession, change: FlowChange) -> bool:
     stamp = UUID(bytes=secrets.token_bytes(16))
-    if _is_only_laid(change):
-        return await session.apply.run(partial(_lay, session, change, stamp))
     moves = await prepare(session, change.changes)
     return await session.apply.run(partial(_apply, session, change, moves, stamp))
+
+
+async def lay_flows(session: PostgresSession, flows: Sequence[NewFlow], now: Millis) -> set[UUID]:
+    routes = {each.snapshot.execution.route for new in flows for each in new.members}
+    await session.book.need_routes(routes)
+    stamp = UUID(bytes=secrets.token_bytes(16))
+    patience = PATIENCE_SECONDS if len(flows) == 1 else 0.0  # the engine tries one by one then
+    ordered = sorted(flows, key=lambda new: new.flow.id)
+    return await session.submit.run(partial(_lay, session, ordered, now, stamp), patience=patience)
 
 
 async def edges(session: PostgresSession, query: EdgeQuery) -> list[EdgeState]:
@@ -80,11 +91,6 @@ async def unsettled(
     flows, upstreams = [flow for flow, _ in endings], [upstream for _, upstream in endings]
     values = (flows, upstreams, after or FIRST_ID, limit if each is None else each, limit)
     return await session.load.run(partial(_unsettled, session, values))
-
-
-async def outbox(session: PostgresSession, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
-    rows = await session.fetch(session.load, "outbox", list(flows), limit)
-    return read_outbox(rows, same)
 
 
 async def owing(session: PostgresSession, flows: Sequence[UUID], limit: int) -> Owing:
@@ -151,34 +157,44 @@ async def _apply(
         async with connection.transaction():
             await Flush(session, connection, change, moves, stamp).write()
     except _Moved:
-        return repeated and await _is_mine(session, change, stamp, connection)
+        return repeated and await _is_mine(session, change.after, stamp, connection)
     return True
 
 
 async def _lay(
     session: PostgresSession,
-    change: FlowChange,
+    flows: Sequence[NewFlow],
+    now: Millis,
     stamp: UUID,
     connection: Connection,
     repeated: bool,
-) -> bool:
-    """A new flow and its edges: one statement."""
-    flow = change.after
+) -> set[UUID]:
+    """New flows with their edges and members: one statement."""
+    members = sorted((m for new in flows for m in new.members), key=submit.number)
+    edges = [edge for new in flows for edge in new.edges]
+    tags = [(new.flow.id, *tag) for new in flows for tag in sorted(new.flow.tags.items())]
     values = (
-        *FLOWS.row(flow),
+        *submit.values_of(members, now, session.book.names),
+        *columns([FLOWS.row(new.flow) for new in flows], 8),
         stamp,
-        *columns(sorted(flow.tags.items()), 2),
-        *columns(flow_rows.edge_rows(change.edges), len(EDGE)),
+        *columns(tags, 3),
+        *columns(flow_rows.edge_rows(edges), len(EDGE)),
     )
-    rows = await connection.fetch(session.queries["laid_flow"], *values)
-    return bool(rows) or (repeated and await _is_mine(session, change, stamp, connection))
+    query = session.queries["laid_flows"]
+    if not repeated:
+        return {id for (id,) in await insert_new(connection, query, values)}
+    laid = {id for (id,) in await connection.fetch(query, *values)}
+    for new in flows:
+        if new.flow.id not in laid and await _is_mine(session, new.flow, stamp, connection):
+            laid.add(new.flow.id)
+    return laid
 
 
 async def _is_mine(
-    session: PostgresSession, change: FlowChange, stamp: UUID, connection: Connection
+    session: PostgresSession, flow: Flow, stamp: UUID, connection: Connection
 ) -> bool:
     """Whether a change that looks refused was written before its reply was lost."""
-    found = await connection.fetchval(session.queries["flow_stamp"], change.after.id)
+    found = await connection.fetchval(session.queries["flow_stamp"], flow.id)
     return bool(found == stamp)
 
 
@@ -235,12 +251,6 @@ class Flush:
         compared = [*(move.before for move in self._moves), *self._change.guards]
         if compared:
             _check(all(await standing(self._session, self._connection, compared)))
-
-
-def _is_only_laid(change: FlowChange) -> bool:
-    """Whether there is nothing to compare or to move, only a new flow with its edges."""
-    more = change.changes or change.guards or change.done or change.owed
-    return change.before is None and not more
 
 
 def _readable(row: Any, session: PostgresSession) -> Snapshot | None:

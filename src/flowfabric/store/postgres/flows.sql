@@ -33,30 +33,41 @@ values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
 on conflict (id) do nothing
 returning id
 
--- name: laid_flow
--- A new flow with its edges, if there is none of that id; an edge that is there stays.
-with made as (
+-- name: laid_flows
+-- New flows with their edges and members, of which those of a flow that is there are left out. An
+-- edge that is there stays. The members are as `submitted_executions` takes them.
+with laid as (
     insert into {schema}.flow (
         id, version, namespace, kind, state, created_at, ended_at, doc, stamp
     )
-    values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+    select f.*, $46
+    from unnest(
+        $38::uuid[], $39::integer[], $40::text[], $41::text[], $42::text[], $43::bigint[],
+        $44::bigint[], $45::bytea[]
+    ) as f (id, version, namespace, kind, state, created_at, ended_at, doc)
     on conflict (id) do nothing
-    returning id
+    returning flow.id
 ),
 tagged as (
     insert into {schema}.flow_tag (id, key, value)
-    select made.id, t.key, t.value
-    from made cross join unnest($10::text[], $11::text[]) as t (key, value)
+    select t.id, t.key, t.value
+    from unnest($47::uuid[], $48::text[], $49::text[]) as t (id, key, value)
+    where (t.id in (select laid.id from laid)) is true
 ),
 joined as (
     insert into {schema}.edge (flow, id, upstream, downstream, doc)
     select e.flow, e.id, e.upstream, e.downstream, e.doc
-    from made
-    cross join unnest($12::uuid[], $13::uuid[], $14::uuid[], $15::uuid[], $16::bytea[])
+    from unnest($50::uuid[], $51::uuid[], $52::uuid[], $53::uuid[], $54::bytea[])
         as e (flow, id, upstream, downstream, doc)
+    where (e.flow in (select laid.id from laid)) is true
     on conflict (flow, id) do nothing
-)
-select made.id from made
+),
+given as materialized (
+    -- include: given_rows
+    where (n.flow in (select laid.id from laid)) is true
+),
+-- include: created_rows
+select laid.id from laid
 
 -- name: changed_flow
 update {schema}.flow
@@ -112,7 +123,6 @@ cross join lateral (
 order by e.id limit $4
 
 -- name: unsettled_edges_out
--- Does not even look at the others.
 select e.doc, e.outcome
 from unnest($5::uuid[]) as a (id)
 cross join lateral (
@@ -149,13 +159,6 @@ using (
 ) g
 where t.ctid = g.place
 returning t.id
-
--- name: outbox
-select c.flow, c.id, c.number, c.kind, c.outcome, c.spared
-from unnest($1::uuid[]) as f (id)
-cross join lateral (
-    select * from {schema}.chore t where t.flow = f.id order by t.id, t.number, t.kind limit $2
-) c
 
 -- name: owing_flows
 -- Flows, then their outbox entries with whether the member (of an entry of kind 1) has open edges.

@@ -174,9 +174,7 @@ async def _end(
 
 def _release_values(moves: Sequence[RowMove], upstreams: Sequence[Row], names: Names) -> list[Any]:
     """Downstreams that go on, which upstreams each has counted, and its edges."""
-    edges = [
-        (move.uuid, *row) for move in moves for row in flow_rows.written_by([move.change]).settled
-    ]
+    edges = [(move.uuid, *row) for move in moves for row in flow_rows.settled_rows(move.change)]
     return [
         *columns([_release_row(move, names) for move in moves], len(_RELEASED) + 1),
         *columns(upstreams, 2),

@@ -158,7 +158,6 @@ owed as (
         $21::uuid[], $22::uuid[], $23::integer[], $24::smallint[], $25::smallint[], $26::boolean[]
     ) as c (flow, id, number, kind, outcome, spared)
     where (c.id in (select ended.id from ended union all select gone.id from gone)) is true
-    on conflict (flow, id, number, kind) do nothing
 )
 select ended.id from ended
 union all

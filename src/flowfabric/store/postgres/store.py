@@ -112,8 +112,8 @@ class PostgresStore:
 
     flow_page = _method(flow_reads.flow_page)
     apply_flow = _method(flow_reads.apply_flow)
+    lay_flows = _method(flow_reads.lay_flows)
     edges = _method(flow_reads.edges)
-    outbox = _method(flow_reads.outbox)
     owing = _method(flow_reads.owing)
     unsettled = _method(flow_reads.unsettled)
     count_flows = _method(flow_reads.count_flows)

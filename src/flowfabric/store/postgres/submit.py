@@ -47,7 +47,7 @@ async def submit(
 ) -> list[ExecutionId | None]:
     book = session.book
     await book.need_routes({creation.snapshot.execution.route for creation in creations})
-    ordered = sorted(creations, key=_number)
+    ordered = sorted(creations, key=number)
     found: Answers = {}
     for answers in await divide(ordered, partial(_send, session, now)):
         found.update(answers)
@@ -92,7 +92,7 @@ async def _insert(
 ) -> list[UUID]:
     """The executions that were created, with the steps of forks among them."""
     query = session.queries["submitted_executions"]
-    values = _values(creations, now, session.book.names)
+    values = values_of(creations, now, session.book.names)
     if not any(creation.steps for creation in creations):
         if not repeated and all(creation.minted for creation in creations):
             return _ids(await insert_new(connection, query, values))
@@ -144,7 +144,7 @@ async def inbox(
 
 async def admit(session: PostgresSession, creations: Sequence[Creation], now: Millis) -> int:
     await session.book.need_routes({c.snapshot.execution.route for c in creations})
-    ordered = sorted(creations, key=_number)
+    ordered = sorted(creations, key=number)
     done = await divide(ordered, partial(_send_admission, session, now))
     return sum(done)
 
@@ -170,7 +170,7 @@ async def _admit(
         here = {row[0] for row in await connection.fetch(queries["admitted_arrivals"], ids)}
         admitted = [creation for creation in creations if _uuid(creation) in here]
         if admitted:
-            values = _values(admitted, now, session.book.names)
+            values = values_of(admitted, now, session.book.names)
             await connection.fetch(queries["submitted_executions"], *values)
     return len(admitted)
 
@@ -183,11 +183,11 @@ def _uuid(creation: Creation) -> UUID:
     return creation.snapshot.execution.uuid
 
 
-def _number(creation: Creation) -> int:
+def number(creation: Creation) -> int:
     return creation.snapshot.execution.uuid.int
 
 
-def _values(creations: Sequence[Creation], now: Millis, names: Names) -> list[Any]:
+def values_of(creations: Sequence[Creation], now: Millis, names: Names) -> list[Any]:
     """The parameters of the statement: one array per column of every table."""
     executions: list[Row] = []
     parked: list[Row] = []

@@ -1,24 +1,22 @@
 -- Creating executions: one statement for everything that belongs to a batch of them.
 
--- name: submitted_executions
--- Gives the ids that were created. Only keys of executions that do not exist are taken, and only
--- executions whose key was taken are created. `(… in …) is true` stays a hashed lookup, whatever
--- joins the connection has switched off. What all share of some columns comes as one element.
--- The lead is how far the rank is from the creation, the same for all of one priority; executions
--- that do not wait for a worker have none.
-with given as materialized (
-    select
-        n.id, n.created_at, n.policy, n.facts, n.flow, n.payload, n.keyed, n.life, n.timeout,
-        case cardinality($3::integer[]) when 1 then ($3::integer[])[1] else n.route end as route,
-        case cardinality($9::bigint[]) when 1 then ($9::bigint[])[1] else n.lead end as lead,
-        case cardinality($10::smallint[]) when 1 then ($10::smallint[])[1] else n.flags end as flags
-    from unnest(
-        $1::uuid[], $2::bigint[], $3::integer[], $4::bytea[], $5::bytea[], $6::uuid[], $7::bytea[],
-        $8::boolean[], $9::bigint[], $10::smallint[], $11::bytea[], $12::bigint[]
-    ) as n (
-        id, created_at, route, policy, facts, flow, payload, keyed, lead, flags, life, timeout
-    )
-),
+-- part: given_rows
+-- What all share of some columns comes as one element. The lead is how far the rank is from the
+-- creation, the same for all of one priority; executions that do not wait for a worker have none.
+select
+    n.id, n.created_at, n.policy, n.facts, n.flow, n.payload, n.keyed, n.life, n.timeout,
+    case cardinality($3::integer[]) when 1 then ($3::integer[])[1] else n.route end as route,
+    case cardinality($9::bigint[]) when 1 then ($9::bigint[])[1] else n.lead end as lead,
+    case cardinality($10::smallint[]) when 1 then ($10::smallint[])[1] else n.flags end as flags
+from unnest(
+    $1::uuid[], $2::bigint[], $3::integer[], $4::bytea[], $5::bytea[], $6::uuid[], $7::bytea[],
+    $8::boolean[], $9::bigint[], $10::smallint[], $11::bytea[], $12::bigint[]
+) as n (
+    id, created_at, route, policy, facts, flow, payload, keyed, lead, flags, life, timeout
+)
+
+-- part: created_rows
+-- What becomes of the rows that are `given`, and of those that belong to them.
 keyed as (
     insert into {schema}.dedup (namespace, key, id, until)
     select k.namespace, k.key, k.id, k.until
@@ -84,6 +82,15 @@ made_tags as (
     from unnest($34::uuid[], $35::text[], $36::text[], $37::bigint[]) as t (id, key, value, at)
     where (t.id in (select made.id from made)) is true
 )
+
+-- name: submitted_executions
+-- Gives the ids that were created. Only keys of executions that do not exist are taken, and only
+-- executions whose key was taken are created. `(… in …) is true` stays a hashed lookup, whatever
+-- joins the connection has switched off.
+with given as materialized (
+    -- include: given_rows
+),
+-- include: created_rows
 select made.id from made
 
 -- name: known_executions

@@ -41,11 +41,16 @@ def written_by(changes: Iterable[Change[object]]) -> FlowWrites:
     for change in changes:
         if outbox := change.outbox:
             rows.outbox += outbox_rows(outbox)
-        if change.settled and change.after is not None:
-            flow = change.after.execution.flow
-            settled = dict(change.settled).items()
-            rows.settled += [(flow, edge, _number(outcome)) for edge, outcome in settled]
+        rows.settled += settled_rows(change)
     return rows
+
+
+def settled_rows(change: Change[object]) -> list[Row]:
+    """(flow, edge, outcome) of the edges that a change settles."""
+    if not change.settled or change.after is None:
+        return []
+    flow = change.after.execution.flow
+    return [(flow, edge, _number(outcome)) for edge, outcome in dict(change.settled).items()]
 
 
 def joined_rows(changes: Iterable[Change[object]]) -> list[Row]:
@@ -136,10 +141,15 @@ class Turn:
         return found
 
 
-def outbox_rows(outbox: Iterable[OutboxEntry]) -> list[Row]:
+def outbox_rows(outbox: Sequence[OutboxEntry]) -> list[Row]:
     """Each entry once, in the order of keys."""
-    found = _by_key(outbox)
-    return [(*key, _number(found[key].outcome), found[key].spared) for key in sorted(found)]
+    if len(outbox) > 1:
+        found = _by_key(outbox)
+        outbox = [found[key] for key in sorted(found)]
+    return [
+        (each.flow, each.id, each.number, int(each.kind), _number(each.outcome), each.spared)
+        for each in outbox
+    ]
 
 
 def outbox_keys(outbox: Iterable[OutboxEntry]) -> list[Row]:

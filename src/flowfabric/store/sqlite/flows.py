@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from uuid import UUID
 
-from flowfabric.core.base.time import MAX_MILLIS
+from flowfabric.core.base.time import MAX_MILLIS, Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Snapshot
+from flowfabric.core.flow.graph import NewFlow
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange
 from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
@@ -13,7 +14,7 @@ from flowfabric.store.queries import EdgeQuery, FlowQuery, Owing, Unsettled
 from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.flow import EdgeSearch, read_outbox
 from flowfabric.store.rows.record import FLOWS
-from flowfabric.store.sqlite import apply, records
+from flowfabric.store.sqlite import apply, records, submit
 from flowfabric.store.sqlite.apply import Decided
 from flowfabric.store.sqlite.reads import readable_snapshots
 from flowfabric.store.sqlite.session import SqliteSession, plain, read_uuid
@@ -59,6 +60,14 @@ def apply_flow(session: SqliteSession, change: FlowChange) -> bool:
     return True
 
 
+def lay_flows(session: SqliteSession, flows: Sequence[NewFlow], now: Millis) -> set[UUID]:
+    laid = [each for each in flows if _write_flow(session, FlowChange(None, each.flow))]
+    edges = [edge for each in laid for edge in each.edges]
+    session.insert("new_edges", plain(flow_rows.edge_rows(edges)))
+    submit.submit(session, [creation for each in laid for creation in each.members], now)
+    return {each.flow.id for each in laid}
+
+
 def edges(session: SqliteSession, query: EdgeQuery) -> list[EdgeState]:
     search = EdgeSearch(query)
     while not search.over:
@@ -100,7 +109,7 @@ def unsettled(
     return [Unsettled(state, downstreams.get(state.edge.downstream)) for state in found]
 
 
-def outbox(session: SqliteSession, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
+def _outbox(session: SqliteSession, flows: Sequence[UUID], limit: int) -> list[OutboxEntry]:
     found: list[OutboxEntry] = []
     for flow in flows:
         rows = session.rows("outbox", {"flow": flow.bytes, "limit": limit})
@@ -109,9 +118,8 @@ def outbox(session: SqliteSession, flows: Sequence[UUID], limit: int) -> list[Ou
 
 
 def owing(session: SqliteSession, flows: Sequence[UUID], limit: int) -> Owing:
-    # Before the outbox: counting entries meanwhile moves the version that is compared.
     found = records.get(session, FLOWS, flows)
-    entries = outbox(session, flows, limit)
+    entries = _outbox(session, flows, limit)
     ended = {each.id: each.flow for each in entries if each.kind is OutboxKind.ENDED}
     open = {id for id, flow in ended.items() if _has_open_edge(session, flow, id)}
     return Owing(found, entries, open)

@@ -156,8 +156,8 @@ class SqliteStore:
 
     flow_page = _reading(flow_reads.flow_page)
     apply_flow = _writing(flow_reads.apply_flow)
+    lay_flows = _writing(flow_reads.lay_flows)
     edges = _reading(flow_reads.edges)
-    outbox = _reading(flow_reads.outbox)
     owing = _reading(flow_reads.owing)
     unsettled = _reading(flow_reads.unsettled)
     count_flows = _writing(flow_reads.count_flows)

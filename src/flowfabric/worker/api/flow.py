@@ -257,8 +257,10 @@ class FlowBuilder:
     def _submission(self, call: "Call[..., Any]", payload: bytes) -> Submission:
         if call.options.connection is not None or call.options.id is not None:
             raise Invalid("a node of a flow takes neither a connection nor an id")
-        budgets = budgets_of(self._budgets, call.options.budgets) or None
-        options = replace(call.options, budgets=budgets)
+        options = call.options
+        if self._budgets or options.budgets is not None:
+            budgets = budgets_of(self._budgets, options.budgets) or None
+            options = replace(options, budgets=budgets)
         plain = call.task.submission(options, (), {}, self._client.transactions.now(), payload)
         return replace(plain, namespace=self._namespace)
 
@@ -333,9 +335,9 @@ def fill_later(
             return {key: emptied(item, f"{path}/{escaped(key)}") for key, item in value.items()}
         return value
 
-    bound = signature.bind(args, kwargs)
-    if not _has_output(bound):
+    if not (_has_output(args) or _has_output(kwargs)):
         return signature.encode(args, kwargs), {}
+    bound = signature.bind(args, kwargs)
     empty = {name: emptied(value, escaped(name)) for name, value in bound.items()}
     return signature.encode_loosely(empty), inputs
 
