@@ -70,6 +70,17 @@ async def test_views_of_one_execution(http: httpx.AsyncClient, view: str) -> Non
     assert (reply.status_code, reply.json()["code"]) == (404, "not_found")
 
 
+async def test_a_search_for_the_members_of_a_flow(http: httpx.AsyncClient, engine: Engine) -> None:
+    flow = (await engine.flows.create("nightly")).id
+    member = await engine.flows.add(flow, Submission(kind="work"))
+    await make(http)
+    found = (await http.get(f"/v1/executions/search?flow={flow}")).json()
+    assert [run["id"] for run in found["executions"]] == [member.id]
+    assert found["next_cursor"] is None
+    wrong = await http.get("/v1/executions/search?flow=nightly")
+    assert (wrong.status_code, wrong.json()["code"]) == (400, "invalid_id")
+
+
 async def test_reads_wait_for_the_end(http: httpx.AsyncClient, engine: Engine) -> None:
     id = await make(http)
     (claim,) = await engine.claims.claim(WorkerIdentity("w", "w1"))

@@ -178,6 +178,7 @@ class Query(Struct, frozen=True, kw_only=True):
     kind: str | None = None
     states: tuple[PublicState, ...] = ()
     tag: tuple[str, str] | None = None
+    flow: UUID | None = None
     created_from: Millis | None = None
     created_until: Millis | None = None
     after: tuple[Millis, UUID] | None = None

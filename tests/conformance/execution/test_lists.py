@@ -52,6 +52,21 @@ async def test_a_list_has_pages_and_a_last_one(lab: Lab) -> None:
     assert await walk(lab, limit=1) == ids
 
 
+async def test_a_list_of_the_members_of_a_flow(lab: Lab) -> None:
+    """With the other filters; executions that are in no flow, or in another one, are left out"""
+    flow, other = [(await lab.engine.flows.create("nightly")).id for _ in range(2)]
+    add = lab.engine.flows.add
+    await add(other, Submission(kind="job"))
+    members = [(await add(flow, Submission(kind="job", lane=lane))).id for lane in ("fast", "slow")]
+    await lab.submit()
+    assert await walk(lab, flow=flow) == members
+    assert await walk(lab, flow=flow, limit=1, newest_first=True) == members[::-1]
+    assert await walk(lab, flow=flow, lane="slow") == members[1:]
+    assert await walk(lab, flow=UUID(int=7)) == []
+    with pytest.raises(Invalid):
+        await lab.engine.views.list(Query(flow="nightly"))  # type: ignore[arg-type]
+
+
 async def test_an_empty_list_and_a_list_of_nothing(lab: Lab) -> None:
     """E-T329"""
     views = lab.engine.views

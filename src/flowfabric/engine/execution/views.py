@@ -444,6 +444,7 @@ def _bounded(query: Query, cursor: str | None) -> Query:
         kind=_text(query.kind, "kind"),
         states=tuple(_state(state) for state in check_names(query.states, "states")),
         tag=None if query.tag is None else check_tag(query.tag),
+        flow=None if query.flow is None else parse_uuid(query.flow, "flow"),
         created_from=_moment(query.created_from),
         created_until=_moment(query.created_until),
         after=_after(query.after) if cursor is None else _read_cursor(cursor),

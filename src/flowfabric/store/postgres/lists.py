@@ -117,6 +117,7 @@ async def _page(
         *(query.tag or (None, None)),
         *filter_of(query.states),
         query.limit + 1,
+        query.flow,
     )
     shown, damaged = rows[: query.limit], list[UUID]()
     found = await session.readable(connection, shown, lambda row: damaged.append(row[0]))
@@ -140,7 +141,7 @@ async def _expired(
 
 def _filters(query: Query) -> bool:
     """Whether executions may be looked at and left out."""
-    wanted = (query.namespace, query.lane, query.kind, query.tag)
+    wanted = (query.namespace, query.lane, query.kind, query.tag, query.flow)
     return bool(query.states) or any(value is not None for value in wanted)
 
 

@@ -86,11 +86,12 @@ where (
         or s.place = 'parked' and s.gate = any($14::smallint[])
         or s.place = 'done' and s.outcome = any($15::smallint[])
     )
+    and ($17::uuid is null or e.flow = $17)
 
 -- name: listed_executions
 select s.*
 from (
-    select id, created_at, route from {schema}.execution
+    select id, created_at, route, flow from {schema}.execution
     where ($1::bigint is null or (created_at, id) > ($1, $2::uuid))
         and ($3::bigint is null or created_at >= $3) and ($4::bigint is null or created_at < $4)
         and ($5::bigint is null or (created_at, id) <= ($5, $6::uuid))
@@ -103,7 +104,7 @@ limit $16
 -- name: listed_executions_newest_first
 select s.*
 from (
-    select id, created_at, route from {schema}.execution
+    select id, created_at, route, flow from {schema}.execution
     where ($1::bigint is null or (created_at, id) < ($1, $2::uuid))
         and ($3::bigint is null or created_at >= $3) and ($4::bigint is null or created_at < $4)
         and ($5::bigint is null or (created_at, id) >= ($5, $6::uuid))

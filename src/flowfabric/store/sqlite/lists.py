@@ -145,6 +145,7 @@ def _filter(session: SqliteSession, query: Query) -> dict[str, object]:
         "routes": numbers(_routes(session, query.namespace, query.lane, query.kind)),
         "tag_key": key,
         "tag_value": value,
+        "flow": None if query.flow is None else query.flow.bytes,
         "spots": numbers(spots) if query.states else None,
         "limit": query.limit + 1,
         "window": WINDOW,

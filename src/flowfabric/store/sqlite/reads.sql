@@ -73,6 +73,7 @@ where (:routes is null or e.route in (select value from json_each(:routes)))
         :tag_key is null
         or exists (select 1 from tag where id = e.id and key = :tag_key and value = :tag_value)
     )
+    and (:flow is null or e.flow = :flow)
     and (
         :spots is null
         or coalesce(
@@ -90,7 +91,7 @@ limit :limit
 -- is read in its own order and no further than needed, so nothing is sorted outside of it.
 select e.created_at, e.id
 from (
-    select created_at, id, route from execution
+    select created_at, id, route, flow from execution
     where (created_at, id) > (:after_at, :after_id)
         and created_at >= :created_from and created_at < :created_until
     order by created_at, id
@@ -101,7 +102,7 @@ from (
 -- name: listed_executions_newest_first
 select e.created_at, e.id
 from (
-    select created_at, id, route from execution
+    select created_at, id, route, flow from execution
     where (created_at, id) < (:after_at, :after_id)
         and created_at >= :created_from and created_at < :created_until
     order by created_at desc, id desc
