@@ -245,7 +245,7 @@ async def test_a_page_of_failures_reads_its_index_in_order_and_stops(crowded: Be
 
 
 async def test_counts_and_trims_do_not_read_all_that_ended(crowded: Bench) -> None:
-    steps = await plan(crowded, FREE, "state_counts", None, None, 100_001, [1, 2, 3, 4])
+    steps = await plan(crowded, FREE, "state_counts", None, None, 100_001, [1, 2, 3, 4], 9)
     assert "using done_outcome on done" in steps
     steps = await plan(crowded, FREE, "trimmable_executions", 0, 0, 500)
     assert "Seq Scan on done" not in steps
