@@ -228,7 +228,7 @@ class Suspensions(Service):
             lambda found: waitpoint_rules.needs_waitpoints(found, new.id),
             create,
         )
-        self._know(made)
+        _keep(self._known, made)
         if latest is None or not isinstance(owned, Claim):
             return MadeWaitpoint(made, None)
         return MadeWaitpoint(made, replace(owned, snapshot=latest))
@@ -423,15 +423,8 @@ class Suspensions(Service):
             return known
         found = (await self._loads.put(Needs(key, waitpoints=(target,)))).waitpoints.get(target)
         if found is not None:
-            self._know(found)
+            _keep(self._known, found)
         return found
-
-    def _know(self, row: Waitpoint) -> None:
-        """A row is written once, and a handler that runs again asks for it: it is read only if
-        another process has made it, or if many were made since."""
-        if len(self._known) >= KNOWN:
-            del self._known[next(iter(self._known))]
-        self._known[row.execution, row.id] = row
 
     async def _rows(self, snapshot: Snapshot) -> dict[UUID, Waitpoint]:
         """The open waitpoints of an execution."""
@@ -451,6 +444,14 @@ class Suspensions(Service):
         if row is None:
             return None
         return row, None if revoked is None else Millis(revoked + 1)
+
+
+def _keep(known: dict[tuple[UUID, UUID], Waitpoint], row: Waitpoint) -> None:
+    """A row is written once, and a handler that runs again asks for it: it is read only if another
+    process has made it, or if many were made since."""
+    if len(known) >= KNOWN:
+        del known[next(iter(known))]
+    known[row.execution, row.id] = row
 
 
 def check_terms(terms: object) -> Terms:
