@@ -137,9 +137,9 @@ async def _claim(engine: Engine) -> float:
 
 
 async def _sweep(engine: Engine) -> float:
-    """The round that the holder of the duty makes in the background."""
+    """What the holder of the duty does in the background: a glance, and the round that follows."""
     began = time.perf_counter()
-    await engine.sweep._round(all_lines=False)
+    await engine.sweep._turn()
     return time.perf_counter() - began
 
 

@@ -23,7 +23,7 @@ SQLITE: dict[str, Any] = {
     "trimmable_executions": {"ended_before": 5, "now": 5, "limit": 9},
     "trimmable_members": {"ended_before": 5, "now": 5, "limit": 9},
     "trimmable_flows": {"ended_before": 5, "now": 5, "limit": 9},
-    "next_due_moment": (5,),
+    "next_due_moment": (5, True),
     "crowds": {"after": 0, "limit": 9},
     "waiting_in": {"queue": 5, "limit": 9},
     "held_queues": {"quotas": '["filled"]'},
@@ -33,8 +33,8 @@ SQLITE: dict[str, Any] = {
 
 POSTGRES: dict[str, tuple[Any, ...]] = {
     "trimmable_executions": (FREE, 5, 5, 9),
-    "due_executions": (FREE, 5, 9),
-    "next_due_moment": (FREE, LATER),
+    "due_executions": (FREE, 5, 9, True),
+    "next_due_moment": (FREE, LATER, True),
     "failed_executions": (FREE, 5, None, None, 9),
     "window_end": (FREE, None, None, None, None, 99),
     "window_end_newest_first": (FREE, None, None, None, None, 99),

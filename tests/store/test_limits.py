@@ -16,7 +16,7 @@ from flowfabric.core.execution.operator import change_priority
 from flowfabric.core.limit import release as rules
 from flowfabric.core.limit.budget import Exhausted
 from flowfabric.core.limit.budget_gate import turn_away
-from flowfabric.core.limit.quota import Quota, Rate, budget_queue, queue_of
+from flowfabric.core.limit.quota import Quota, Rate, Use, budget_queue, queue_of
 from flowfabric.core.limit.release import Move, Release, StartsBack
 from flowfabric.core.wait.resume import resume
 from flowfabric.store.clock import ManualClock
@@ -471,10 +471,11 @@ async def test_crowds_are_queues_that_are_not_empty(bench: Bench) -> None:
     why = Exhausted("team", "tokens", 5, 5)
     await bench.write(turn_away(poor, bench.now, lease_of(poor), why))
     await bench.submit(2)
+    uses = {queue(a=key): (Use(quota="a", key=key),) for key in ("x", "y", "z")}
     crowds = [
-        Crowd(number, Gate.LIMIT, first, number != queue(b="")) for number, first in firsts.items()
+        Crowd(number, Gate.LIMIT, first, uses.get(number)) for number, first in firsts.items()
     ]
-    crowds.append(Crowd(budget_queue("team"), Gate.BUDGET, uuid_of(poor), False))
+    crowds.append(Crowd(budget_queue("team"), Gate.BUDGET, uuid_of(poor), None))
     crowds.sort(key=lambda crowd: crowd.queue)
     assert await bench.store.crowds(0, 9) == crowds
     assert await bench.store.crowds(crowds[1].queue, 2) == crowds[2:4]

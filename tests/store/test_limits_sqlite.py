@@ -9,6 +9,7 @@ import pytest
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.lane import Lane, LaneState
+from flowfabric.core.limit.quota import Use
 from flowfabric.core.limit.release import Release
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.rows.execution import COLUMNS, StateTable
@@ -96,7 +97,7 @@ async def test_a_crowd_costs_no_more_than_one_who_waits(bench: Bench, path: str)
     for name, values in asked.items():
         assert steps(path, name, **values) <= before[name] + 1000, name
     (found,) = await bench.store.crowds(0, 9)
-    assert (found.queue, found.known) == (queue(a="x"), True)
+    assert (found.queue, found.uses) == (queue(a="x"), (Use(quota="a", key="x"),))
     (counted,) = await bench.store.queue_counts("a", 9)
     assert (counted.waiting, counted.held) == (CROWD, 0)
     through = await bench.through(first, versions={"a": 1})

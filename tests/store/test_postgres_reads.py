@@ -348,6 +348,11 @@ async def test_counting_stops_somewhere_and_says_so(
     assert (other.by_state["waiting"], other.by_state["delayed"]) == (0, 1)
     nothing = Counts(dict.fromkeys(PublicState, 0), frozenset())
     assert await bench.store.counts("m", "nowhere") == nothing
+    await bench.submit_many(6, namespace="m", delay_until=bench.now + 5)
+    counts = await bench.store.counts("m", None)
+    assert counts.by_state["delayed"] == 3
+    assert {"delayed", "suspended"} <= counts.capped
+    assert "succeeded" not in counts.capped
 
 
 # -- what is due

@@ -213,10 +213,10 @@ async def test_a_claim_is_in_order_however_many_wait(crowded: Bench) -> None:
 
 
 async def test_what_is_due_is_found_by_its_indexes(crowded: Bench) -> None:
-    steps = await plan(crowded, FREE, "due_executions", crowded.now, 100)
+    steps = await plan(crowded, FREE, "due_executions", crowded.now, 100, True)
     assert "parked_due_at" in steps
     assert "Seq Scan on parked" not in steps
-    steps = await plan(crowded, FREE, "next_due_moment", crowded.now)
+    steps = await plan(crowded, FREE, "next_due_moment", crowded.now, True)
     assert "Seq Scan on parked" not in steps
 
 
@@ -246,7 +246,7 @@ async def test_a_page_of_failures_reads_its_index_in_order_and_stops(crowded: Be
 
 
 async def test_counts_and_trims_do_not_read_all_that_ended(crowded: Bench) -> None:
-    steps = await plan(crowded, FREE, "state_counts", None, None, 100_001, [1, 2, 3, 4])
+    steps = await plan(crowded, FREE, "state_counts", None, None, 100_001, [1, 2, 3, 4], 9)
     assert "using done_outcome on done" in steps
     for unread_from in (0, crowded.now, FOREVER):
         steps = await plan(crowded, FREE, "trimmable_executions", 0, 0, 500, unread_from)

@@ -5,7 +5,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from flowfabric.core.execution.registry import Presence, Refreshed
+from flowfabric.engine import sweep as sweep_module
 from flowfabric.fabric import Fabric
 from flowfabric.worker.run.heartbeat import Heartbeat
 from flowfabric.worker.run.lease import WorkerLease
@@ -14,9 +17,10 @@ from tests.worker.bench import TTL, until, working
 
 
 async def test_an_idle_worker_sends_one_statement_a_second_at_most(
-    fresh_database: Callable[..., str],
+    fresh_database: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In ten seconds it glances eight times and renews its entry in the registry once."""
+    monkeypatch.setattr(sweep_module, "LEASES_EVERY", 0)  # each turn comes 1.25 s after the last
     async with proxied(fresh_database()) as (proxy, url), Fabric(url) as fabric:
         engine = await fabric.engine()
         me = Presence(worker="w", instance="w-1", ttl=TTL)

@@ -51,6 +51,8 @@ INBOX_PAUSE = 0.02
 TRIM_EVERY = Millis(60_000)
 REST_TRIM_EVERY = Millis(120_000)
 """The same where the last one found nothing."""
+LEASES_EVERY = Millis(1_000)
+"""How often leases are looked at that this process knows nothing of: a look reads all of them."""
 TIDY_EVERY = Millis(300_000)
 """Workers that fell silent, unused limits and old audit records are forgotten so often, or after a
 trim."""
@@ -70,6 +72,28 @@ class Swept(Struct, frozen=True):
     webhooks: Webhooks
 
 
+class LeaseEnds:
+    """When the first lease ends, as far as the last look at all leases has told."""
+
+    def __init__(self) -> None:
+        self._end_at: Millis | None = None
+        self._looked_at = Millis(-LEASES_EVERY)
+
+    def must_look(self, now: Millis) -> bool:
+        is_fresh = 0 <= now - self._looked_at < LEASES_EVERY
+        return not is_fresh or (self._end_at is not None and self._end_at <= now)
+
+    def looked(self, now: Millis, end_at: Millis | None) -> None:
+        self._looked_at, self._end_at = now, end_at
+
+    def next_look(self, now: Millis) -> Millis | None:
+        """The turn that has looked need not come back for those that begin after it."""
+        if self._looked_at == now:
+            return self._end_at
+        at = Millis(self._looked_at + LEASES_EVERY)
+        return at if self._end_at is None else min(at, self._end_at)
+
+
 class Sweep(Service):
     """`engine.sweep`"""
 
@@ -81,6 +105,7 @@ class Sweep(Service):
         self._trimmed_at = self._tidied_at = Millis(0)
         self._trim_every = TRIM_EVERY
         self._has_duty = False
+        self._lease_ends = LeaseEnds()
         self._soonest: Millis | None = None
         self._early = asyncio.Event()
 
@@ -113,26 +138,27 @@ class Sweep(Service):
         executions were looked at."""
         await self._context.store.keep_time()
         await self._swept.code_gate.release()
-        looked_at = await self._round(all_lines=True)
+        looked_at = await self._round(all_lines=True, leases=True)
         await self._swept.webhooks.dispatch()
         return looked_at
 
-    async def _round(self, *, all_lines: bool) -> int:
-        """`all_lines`: every line that waits for a limit is looked at, however long that takes."""
+    async def _round(self, *, all_lines: bool, leases: bool) -> int:
+        """`all_lines`: every line that waits for a limit is looked at, however long that takes.
+        `leases`: leases that ran out are looked for as well."""
         try:
             await timed("schedules", self._swept.schedules.fire_due())
         except FlowFabricError as trouble:  # such as a schedule that cannot be read
             log.warning("firing schedules failed; the next round tries again: %s", trouble)
-        looked_at = await timed("due", self._sweep_due())
+        looked_at = await timed("due", self._sweep_due(leases=leases))
         await timed("dependency_reconciler", self._swept.dispatcher.sweep())
         await timed("quota_reconciler", self._swept.limits.sweep(all_lines=all_lines))
         await timed("worker_registry", self._swept.workers.finish())
         return looked_at
 
-    async def _sweep_due(self) -> int:
+    async def _sweep_due(self, *, leases: bool) -> int:
         """Returns how many executions were looked at."""
         looked_at: set[UUID] = set()
-        while due := await self._context.store.due(self._now(), PAGE):
+        while due := await self._context.store.due(self._now(), PAGE, leases=leases):
             fresh = [uuid for uuid in due if uuid not in looked_at]
             if not fresh:
                 break  # only what could not be swept or had nothing to do is left
@@ -225,7 +251,7 @@ class Sweep(Service):
         await store.keep_time()
         now = self._now()
         self._soonest = None
-        seen = await store.glance(DUTY, self._holder, now, Millis(now + DUTY_SPAN))
+        seen = await self._glance(now)
         self._has_duty = seen.has_duty
         if seen.arrivals or seen.ready:
             store.hints.wake(_topics(seen))
@@ -233,12 +259,14 @@ class Sweep(Service):
             await self._swept.code_gate.release()
         if not self._has_duty:
             return MAX_PAUSE if seen.arrivals or seen.ready else REST_PAUSE
-        moments = [seen.next_at, self._swept.limits.opens_at]
+        moments = [seen.next_at, self._lease_ends.next_look(now), self._swept.limits.opens_at]
         longest = MAX_PAUSE if seen.ready else REST_PAUSE
         if self._must_look(seen, now):
-            await self._round(all_lines=False)
+            leases = seen.leases_end_at is not None and seen.leases_end_at <= now
+            await self._round(all_lines=False, leases=leases)
             moments = [
-                await store.next_due(now),
+                await store.next_due(now, leases=leases),
+                self._lease_ends.next_look(now),
                 await self._swept.schedules.next_at(),
                 await self._swept.limits.next_at(),
             ]
@@ -246,6 +274,14 @@ class Sweep(Service):
         if self._must_trim(now) and await self._trim_all(now):
             return 0.0  # the rest page by page: what becomes due meanwhile does not wait
         return self._until(moments, now, longest)
+
+    async def _glance(self, now: Millis) -> Glance:
+        leases = self._lease_ends.must_look(now)
+        until = Millis(now + DUTY_SPAN)
+        seen = await self._context.store.glance(DUTY, self._holder, now, until, leases=leases)
+        if leases and seen.has_duty:
+            self._lease_ends.looked(now, seen.leases_end_at)
+        return seen
 
     def _must_look(self, seen: Glance, now: Millis) -> bool:
         """Whether there is anything to do for the holder of the duty. While old executions are

@@ -222,20 +222,25 @@ class ExecutionStore(Protocol):
 
     # -- what is due, and what may go
 
-    async def due(self, now: Millis, limit: int) -> list[UUID]:
+    async def due(self, now: Millis, limit: int, *, leases: bool = True) -> list[UUID]:
         """Executions with something due: parked until a moment that has come, a lease or an
-        attempt that ran out, a deadline that passed."""
+        attempt that ran out, a deadline that passed. Leases that ran out are found by reading all
+        of them; without `leases` they are left out."""
 
-    async def next_due(self, now: Millis) -> Millis | None:
-        """The earliest moment after `now` something known today becomes due."""
+    async def next_due(self, now: Millis, *, leases: bool = True) -> Millis | None:
+        """The earliest moment after `now` something known today becomes due, with or without the
+        ends of leases."""
 
     async def set_aside(self, uuids: Sequence[UUID], now: Millis, until: Millis) -> None:
         """Leaves executions that cannot be read alone until then: what is ready is not claimed,
         what is due is due again at that moment."""
 
-    async def glance(self, duty: str, holder: str, now: Millis, until: Millis) -> Glance:
+    async def glance(
+        self, duty: str, holder: str, now: Millis, until: Millis, *, leases: bool = True
+    ) -> Glance:
         """All that a process at rest must know, in one statement; `holder` takes the duty until
-        `until` if it had it, or if it is free."""
+        `until` if it had it, or if it is free. Without `leases` it is not known whether one ran
+        out."""
 
     async def drop_duty(self, duty: str, holder: str) -> None:
         """Gives the duty up if `holder` has it."""

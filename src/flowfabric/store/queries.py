@@ -241,7 +241,8 @@ class ExpiredLease(Struct, frozen=True):
 class Glance(Struct, frozen=True):
     """What there is to do: inbox entries to admit (`arrivals`), executions to claim (`ready`), and
     executions that are `blocked` by code. Only the holder of the duty gets the rest: whether there
-    is anything to sweep now (`busy`), and the next moment at which something becomes due."""
+    is anything to sweep now (`busy`), the next moment at which something becomes due, and when the
+    first lease or its attempt ends or has ended, if it asked for leases."""
 
     has_duty: bool
     arrivals: bool
@@ -249,6 +250,7 @@ class Glance(Struct, frozen=True):
     blocked: bool = False
     busy: bool = False
     next_at: Millis | None = None
+    leases_end_at: Millis | None = None
 
 
 class Claimable(Struct, frozen=True):
@@ -370,13 +372,13 @@ Place = InQueue | HoldingSlots | ReadySlots | RunningIn
 
 
 class Crowd(Struct, frozen=True):
-    """A queue with waiting executions: at which gate, and which is first. `known`: a row says which
-    quota it is for (only queues of quotas have one)."""
+    """A queue with waiting executions: at which gate, and which is first. `uses` are those of its
+    row; only queues of quotas have one."""
 
     queue: int
     gate: Gate
     first: UUID
-    known: bool
+    uses: Uses | None
 
 
 class QuotaViewRequest(Struct, frozen=True):

@@ -14,7 +14,7 @@ import pytest
 from flowfabric.core.base.errors import Corruption, LeaseExpired, LeaseLost, Unavailable
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind
-from flowfabric.core.execution.model import Outcome, Snapshot, Start
+from flowfabric.core.execution.model import Active, Lost, Outcome, Snapshot, Start
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission, Submitted
 from flowfabric.engine import sweep as sweep_module
@@ -181,12 +181,33 @@ async def test_a_stale_timer_is_looked_at_once_and_changes_nothing(
     ids = [await situations.ALL[name](lab) for name in ("running", "waiting", "completed")]
     befores = [await load(lab, id) for id in ids]
 
-    async def stale(now: Millis, limit: int) -> list[UUID]:
+    async def stale(now: Millis, limit: int, *, leases: bool) -> list[UUID]:
         return [*(id.uuid for id in ids), UUID(int=9)]
 
     monkeypatch.setattr(lab.engine.store, "due", stale)
     assert await lab.engine.sweep.once() == 4
     assert [await load(lab, id) for id in ids] == befores
+
+
+async def test_all_leases_are_read_once_a_second_or_when_one_ends(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often the sweep turns: there may be many, and most of them are renewed in time."""
+    store, looks = lab.engine.store, list[bool]()
+    honest = store.glance
+
+    async def glance(duty: str, holder: str, now: Millis, until: Millis, *, leases: bool) -> Glance:
+        looks.append(leases)
+        return await honest(duty, holder, now, until, leases=leases)
+
+    monkeypatch.setattr(store, "glance", glance)
+    claim = await lab.running()
+    for step in (0, 1, 998, 1, TTL - 1001, 1):
+        assert isinstance((await load(lab, claim.id)).state, Active)
+        lab.clock.advance(step)
+        await lab.engine.sweep._turn()
+    assert looks == [True, False, False, True, True, True]
+    assert isinstance((await load(lab, claim.id)).state, Lost)
 
 
 @pytest.fixture
@@ -226,8 +247,10 @@ class Turns:
         monkeypatch.setattr(lab.engine.store, "glance", self.glance)
         monkeypatch.setattr(sweep_module, "MAX_PAUSE", 0.01)
 
-    async def glance(self, duty: str, holder: str, now: Millis, until: Millis) -> Glance:
-        seen = await self._glance(duty, holder, now, until)
+    async def glance(
+        self, duty: str, holder: str, now: Millis, until: Millis, *, leases: bool = True
+    ) -> Glance:
+        seen = await self._glance(duty, holder, now, until, leases=leases)
         self.answers.append(seen.has_duty)
         self._more.set()
         return seen
@@ -285,10 +308,10 @@ async def test_a_sweep_in_trouble_goes_on_when_it_is_over(
     store = lab.engine.store
     honest, troubles = store.due, [trouble, trouble]
 
-    async def troubled(now: Millis, limit: int) -> list[UUID]:
+    async def troubled(now: Millis, limit: int, *, leases: bool) -> list[UUID]:
         if troubles:
             raise troubles.pop()
-        return await honest(now, limit)
+        return await honest(now, limit, leases=leases)
 
     monkeypatch.setattr(store, "due", troubled)
     id = await lab.submit(deadline_at=lab.clock.now())
@@ -382,7 +405,7 @@ async def test_what_becomes_due_does_not_wait_until_everything_old_is_deleted(
         calls.append("trim")
         return next(pages)
 
-    async def due(now: Millis, limit: int) -> list[UUID]:
+    async def due(now: Millis, limit: int, *, leases: bool) -> list[UUID]:
         calls.append("due")
         return []
 

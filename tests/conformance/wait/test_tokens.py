@@ -24,11 +24,13 @@ from flowfabric.core.base.errors import (
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.wait.condition.model import Count, CountKind
-from flowfabric.core.wait.model import Effect, Terms
+from flowfabric.core.wait.model import Effect, Loaded, Needs, Terms
 from flowfabric.core.wait.signal import DuplicateSignal
 from flowfabric.core.wait.suspend import Binding, Wait
 from flowfabric.core.wait.token import Token
+from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
+from flowfabric.engine.wait import suspensions
 from tests.kit.lab import Lab
 from tests.kit.signalling import (
     Answer,
@@ -388,3 +390,39 @@ async def test_the_list_of_waitpoints_shows_a_fingerprint_only(lab: Lab) -> None
     assert token is not None
     assert (listed.token_kid, listed.token_fingerprint) == (token.kid, token.fingerprint)
     assert len(listed.token_fingerprint) == 16
+
+
+async def test_the_token_is_the_same_without_a_read_where_the_waitpoint_was_made(
+    lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of waitpoints are written once, so the process that made or read one keeps it."""
+    reads: list[str] = []
+
+    def counted(name: str, engine: Engine) -> None:
+        honest = engine.suspensions._loads.put
+
+        async def put(needs: Needs) -> Loaded:
+            reads.append(name)
+            return await honest(needs)
+
+        monkeypatch.setattr(engine.suspensions._loads, "put", put)
+
+    counted("first", lab.engine)
+    counted("second", second_lab.engine)
+    monkeypatch.setattr(suspensions, "KNOWN", 2)
+    claim = await lab.running()
+    made = [
+        (await lab.engine.suspensions.make_waitpoint(claim, key, lasting=True)).waitpoint
+        for key in ("a", "b", "c")
+    ]
+    tokens = [
+        [(await each.engine.suspensions.token_again(claim.uuid, row.id)).reveal() for row in made]
+        for each in (lab, second_lab, lab)
+    ]
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert len(set(tokens[0])) == 3
+    assert reads.count("second") == 3
+    again = (await lab.engine.suspensions.token_again(claim.uuid, made[-1].id)).reveal()
+    before = len(reads)
+    assert (await lab.engine.suspensions.token_again(claim.uuid, made[-1].id)).reveal() == again
+    assert len(reads) == before

@@ -134,11 +134,11 @@ class DedupRecord(Struct, frozen=True):
 
 def dedup_key(what: str, *parts: str | bytes) -> bytes:
     """The key of a dedup record. Lengths are part of it, so no two facts share one."""
-    digest = blake2b(what.encode(), digest_size=16)
+    whole = what.encode()
     for part in parts:
         data = part if isinstance(part, bytes) else part.encode()
-        digest.update(len(data).to_bytes(4) + data)
-    return digest.digest()
+        whole += len(data).to_bytes(4) + data
+    return blake2b(whole, digest_size=16).digest()
 
 
 class Needs(Struct, frozen=True):

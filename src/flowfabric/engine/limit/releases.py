@@ -6,7 +6,7 @@ harmless: a run is never admitted twice."""
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, auto
 from itertools import count
 from typing import Literal
@@ -26,7 +26,7 @@ from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.unclaimable import ClosedRoutes
 from flowfabric.store.hints import Topic
-from flowfabric.store.queries import Crowd, QuotaViewRequest
+from flowfabric.store.queries import QuotaViewRequest
 from flowfabric.store.rows.record import QUOTAS
 
 MAX_MOVES = 500
@@ -126,20 +126,12 @@ class Releases(Service):
     async def drain(self) -> None:
         await self._background.drain()
 
-    async def look_at(self, crowds: Sequence[tuple[Crowd, Snapshot]]) -> None:
+    async def look_at(self, known: Mapping[int, Uses]) -> None:
         """Admits the first of these queues, and those behind, as far as there is room."""
         lines: dict[str, set[int]] = {}
-        unknown: dict[int, Uses] = {}
-        for crowd, snapshot in crowds:
-            if not _waits(snapshot):
-                continue  # it has moved on
-            uses = snapshot.execution.uses
-            if not crowd.known:
-                unknown[crowd.queue] = uses
+        for queue, uses in known.items():
             for use in uses:
-                lines.setdefault(use.quota, set()).add(crowd.queue)
-        if unknown:
-            await self._context.store.put_queues(list(unknown.items()))
+                lines.setdefault(use.quota, set()).add(queue)
         for quota, queues in lines.items():
             await self._serve(quota, queues)
 
@@ -316,7 +308,7 @@ def _tell_refused(view: QuotaView, decided: Release) -> None:
         seen.refused_by_quota("concurrency" if decided.next_at is None else "rate")
 
 
-def _waits(snapshot: Snapshot) -> bool:
+def waits_for_limits(snapshot: Snapshot) -> bool:
     match snapshot.state:
         case Waiting(gate=Gate.LIMIT):
             return True

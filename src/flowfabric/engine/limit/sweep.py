@@ -11,7 +11,7 @@ from flowfabric.engine.commit.background import Background
 from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.budget_gate import BudgetGate, waited_for
-from flowfabric.engine.limit.releases import Releases
+from flowfabric.engine.limit.releases import Releases, waits_for_limits
 from flowfabric.store.queries import Crowd, InQueue
 from flowfabric.store.readable import load_each, load_readable, tell
 
@@ -108,8 +108,26 @@ class LimitSweep(Service):
         return next(iter(found.values()), None)
 
     async def _look_at(self, crowds: list[Crowd]) -> None:
-        store = self._context.store
-        found = await load_each(store.load, [crowd.first for crowd in crowds])
+        """Only the first of a line whose quotas are not known is loaded: it tells them."""
+        lines = {crowd.queue: crowd.uses for crowd in crowds if crowd.gate is Gate.LIMIT}
+        firsts = await self._firsts([crowd for crowd in crowds if not lines.get(crowd.queue)])
+        for name in {waited_for(snapshot) for _, snapshot in firsts} - {None}:
+            try:
+                await self._budget_gate.let_in(name or "")
+            except Corruption as error:  # keeps no run from the other budgets
+                log.warning("budget %s cannot be read; its runs wait on: %s", name, error)
+        told = {
+            crowd.queue: snapshot.execution.uses
+            for crowd, snapshot in firsts
+            if crowd.gate is Gate.LIMIT and waits_for_limits(snapshot)
+        }
+        if told:
+            await self._context.store.put_queues(list(told.items()))
+        known = {queue: uses for queue, uses in lines.items() if uses}
+        await self._releases.look_at({**known, **told})
+
+    async def _firsts(self, crowds: list[Crowd]) -> list[tuple[Crowd, Snapshot]]:
+        found = await load_each(self._context.store.load, [crowd.first for crowd in crowds])
         known: list[tuple[Crowd, Snapshot]] = []
         for crowd in crowds:
             first = found.get(crowd.first)
@@ -118,11 +136,4 @@ class LimitSweep(Service):
                 first = await self._next_in(crowd.queue)
             if first is not None:
                 known.append((crowd, first))
-        for name in {waited_for(snapshot) for _, snapshot in known} - {None}:
-            try:
-                await self._budget_gate.let_in(name or "")
-            except Corruption as error:  # keeps no run from the other budgets
-                log.warning("budget %s cannot be read; its runs wait on: %s", name, error)
-        await self._releases.look_at(
-            [(crowd, snapshot) for crowd, snapshot in known if crowd.gate is Gate.LIMIT]
-        )
+        return known

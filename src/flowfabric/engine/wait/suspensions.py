@@ -54,6 +54,8 @@ from flowfabric.store.queries import SuspendedIn
 PAGE = 100
 MAX_PAGE = 1000
 MAX_APPROVERS = 100
+KNOWN = 5_000
+"""Most rows of waitpoints that are kept in memory."""
 
 
 class Ticket(Struct, frozen=True):
@@ -93,6 +95,7 @@ class Suspensions(Service):
         # Many handlers that go on at once ask at once.
         self._loads: Batcher[Needs, Loaded] = Batcher("load_needs", context.store.load_needs)
         self._looks: Batcher[UUID, int] = Batcher("signals", self._flush_looks)
+        self._known: dict[tuple[UUID, UUID], Waitpoint] = {}
 
     def new_id(self) -> UUID:
         """An id for a suspension or a waitpoint, minted before the first try."""
@@ -225,6 +228,7 @@ class Suspensions(Service):
             lambda found: waitpoint_rules.needs_waitpoints(found, new.id),
             create,
         )
+        _keep(self._known, made)
         if latest is None or not isinstance(owned, Claim):
             return MadeWaitpoint(made, None)
         return MadeWaitpoint(made, replace(owned, snapshot=latest))
@@ -415,8 +419,12 @@ class Suspensions(Service):
 
     async def _row(self, uuid: UUID, waitpoint: UUID) -> Waitpoint | None:
         key, target = parse_uuid(uuid, "execution"), parse_uuid(waitpoint, "waitpoint")
-        loaded = await self._loads.put(Needs(key, waitpoints=(target,)))
-        return loaded.waitpoints.get(target)
+        if (known := self._known.get((key, target))) is not None:
+            return known
+        found = (await self._loads.put(Needs(key, waitpoints=(target,)))).waitpoints.get(target)
+        if found is not None:
+            _keep(self._known, found)
+        return found
 
     async def _rows(self, snapshot: Snapshot) -> dict[UUID, Waitpoint]:
         """The open waitpoints of an execution."""
@@ -436,6 +444,14 @@ class Suspensions(Service):
         if row is None:
             return None
         return row, None if revoked is None else Millis(revoked + 1)
+
+
+def _keep(known: dict[tuple[UUID, UUID], Waitpoint], row: Waitpoint) -> None:
+    """A row is written once, and a handler that runs again asks for it: it is read only if another
+    process has made it, or if many were made since."""
+    if len(known) >= KNOWN:
+        del known[next(iter(known))]
+    known[row.execution, row.id] = row
 
 
 def check_terms(terms: object) -> Terms:

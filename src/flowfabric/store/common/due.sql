@@ -6,9 +6,9 @@ select min(at) from (
     union all
     select min(due_at) from {schema}.parked where due_at > $1
     union all
-    select min(expires_at) from {schema}.lease where expires_at > $1
+    select min(expires_at) from {schema}.lease where expires_at > $1 and $2
     union all
-    select min(times_out_at) from {schema}.lease where times_out_at > $1
+    select min(times_out_at) from {schema}.lease where times_out_at > $1 and $2
 ) as soon
 
 -- name: dropped_duty

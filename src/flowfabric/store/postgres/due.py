@@ -47,8 +47,10 @@ LARGE = 8 << 20
 """Bytes from which an empty table is given back to the disk."""
 
 
-async def due(session: PostgresSession, now: Millis, limit: int) -> list[UUID]:
-    rows = await session.fetch(session.sweep, "due_executions", now, limit)
+async def due(
+    session: PostgresSession, now: Millis, limit: int, *, leases: bool = True
+) -> list[UUID]:
+    rows = await session.fetch(session.sweep, "due_executions", now, limit, leases)
     return [uuid for (uuid,) in rows]
 
 
@@ -58,8 +60,8 @@ async def set_aside(
     await session.fetch(session.sweep, "set_aside", list(uuids), now, until)
 
 
-async def next_due(session: PostgresSession, now: Millis) -> Millis | None:
-    ((moment,),) = await session.fetch(session.sweep, "next_due_moment", now)
+async def next_due(session: PostgresSession, now: Millis, *, leases: bool = True) -> Millis | None:
+    ((moment,),) = await session.fetch(session.sweep, "next_due_moment", now, leases)
     return None if moment is None else Millis(moment)
 
 
@@ -79,9 +81,15 @@ async def trim(
 
 
 async def glance(
-    session: PostgresSession, duty: str, holder: str, now: Millis, until: Millis
+    session: PostgresSession,
+    duty: str,
+    holder: str,
+    now: Millis,
+    until: Millis,
+    *,
+    leases: bool = True,
 ) -> Glance:
-    values = (duty, holder, now, until, FOREVER)
+    values = (duty, holder, now, until, FOREVER, leases)
     work = partial(_glance, session, values)
     return await session.sweep.run(work, limit=GLANCE_SECONDS)
 

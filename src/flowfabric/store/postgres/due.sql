@@ -13,7 +13,7 @@ with late as materialized (
     where due_at <= $1 order by due_at limit $2 for key share skip locked
 ), leased as materialized (
     select id, least(expires_at, times_out_at) as at from {schema}.lease
-    where expires_at <= $1 or times_out_at <= $1
+    where $3::boolean and (expires_at <= $1 or times_out_at <= $1)
     order by at limit $2 for key share skip locked
 )
 select due.id

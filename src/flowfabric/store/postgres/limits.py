@@ -15,7 +15,14 @@ from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Columns, PostgresSession, columns
 from flowfabric.store.queries import Crowd, QueueCount, QuotaViewRequest
 from flowfabric.store.readable import readable, tell
-from flowfabric.store.rows.limit import QUEUE, queue_rows, read_uses, servable, view_by_key
+from flowfabric.store.rows.limit import (
+    QUEUE,
+    known_uses,
+    queue_rows,
+    read_uses,
+    servable,
+    view_by_key,
+)
 from flowfabric.store.rows.record import QUOTAS
 
 FEW_SLOTS = 2000
@@ -54,7 +61,7 @@ async def take_starts_back(session: PostgresSession, starts: Sequence[StartsBack
 
 async def crowds(session: PostgresSession, after: int, limit: int) -> list[Crowd]:
     rows = await session.fetch(session.limit, "crowds", after, limit)
-    return [Crowd(queue, Gate(gate), first, known) for queue, gate, first, known in rows]
+    return [Crowd(queue, Gate(gate), first, known_uses(doc)) for queue, gate, first, doc in rows]
 
 
 async def queue_counts(session: PostgresSession, quota: str, limit: int) -> list[QueueCount]:

@@ -395,7 +395,7 @@ with recursive crowd (queue, gate, first) as (
 )
 select
     c.queue, c.gate, c.first,
-    (select true from {schema}.queue q where q.id = c.queue limit 1) is not null
+    (select q.uses from {schema}.queue q where q.id = c.queue limit 1)
 from crowd c limit $2
 
 -- name: waiting_in

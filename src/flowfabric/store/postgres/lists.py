@@ -25,8 +25,8 @@ from flowfabric.store.queries import (
     SuspendedIn,
 )
 from flowfabric.store.readable import readable, stands_in
-from flowfabric.store.rows.execution import SNAPSHOT, Names, read_life
-from flowfabric.store.rows.state import OUTCOMES, filter_of, state_of
+from flowfabric.store.rows.execution import SNAPSHOT, Names, StateTable, read_life
+from flowfabric.store.rows.state import OUTCOMES, PARKED, filter_of, state_of
 
 _ID, _CREATED_AT = SNAPSHOT.index("id"), SNAPSHOT.index("created_at")
 
@@ -82,18 +82,24 @@ async def counts(
     *,
     flow: UUID | None = None,
 ) -> Counts:
+    window = 2 * COUNTED + 1
     if flow is not None:
         rows = await session.fetch(session.report, "member_counts", flow)
     else:
         others = [outcome for outcome in OUTCOMES if outcome]
-        values = (namespace, lane, COUNTED + 1, others)
+        values = (namespace, lane, COUNTED + 1, others, window)
         rows = await session.fetch(session.report, "state_counts", *values)
     found: Counter[str] = Counter()
+    capped: set[PublicState] = set()
     for place, cell, blocked, count in rows:
-        found[state_of(place, cell, blocked)] += count
+        if (place, cell) != (StateTable.PARKED, None):
+            found[state_of(place, cell, blocked)] += count
+        elif count == window:
+            capped.update(PARKED)
+    capped.update(state for state in PublicState if found[state] > COUNTED)
     return Counts(
         by_state={state: min(found[state], COUNTED) for state in PublicState},
-        capped=frozenset(state for state, count in found.items() if count > COUNTED),
+        capped=frozenset(capped),
     )
 
 

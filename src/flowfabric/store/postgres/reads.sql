@@ -200,7 +200,8 @@ limit $5
 -- name: state_counts
 -- How many rows of each kind there are, most counted up to a limit: the table, the number that
 -- tells its rows apart (lost, gate or outcome), and why a blocked one is blocked. $4 are the
--- outcomes other than success, which an index knows.
+-- outcomes other than success, which an index knows. Of parked rows $5 are looked at; how many those
+-- were is said by the row without a gate.
 with wanted as materialized (
     select r.number from {schema}.route r
     where ($1::text is null or r.namespace = $1) and ($2::text is null or r.lane = $2)
@@ -239,12 +240,14 @@ from (
         w.gate,
         case w.gate when 2 then {schema}.readable_json(w.life) ->> 'blocked' end
             as blocked
-    from {schema}.parked w
+    from (select * from {schema}.parked limit $5) w
     where ($1 is null and $2 is null) or (
         select e.route from {schema}.execution e where e.id = w.id
     ) in (select number from wanted)
 ) p
 group by p.gate, p.blocked
+union all
+select 'parked', null, null, (select count(*) from (select from {schema}.parked limit $5) n)
 union all
 select 'done', 0, null, (
     select count(*) from (

@@ -27,7 +27,8 @@ returning key
 
 -- name: glance
 -- All that a process at rest must know; the first column says whether the holder has the duty now.
--- One that would last for more than a minute was taken before the clock was set back.
+-- One that would last for more than a minute was taken before the clock was set back. Which lease
+-- ends first only a look at all of them tells; without $6 there is none.
 with held as (
     insert into {schema}.duty (name, holder, until) values ($1, $2, $4)
     on conflict (name) do update set holder = excluded.holder, until = excluded.until
@@ -37,6 +38,10 @@ with held as (
 ),
 mine as materialized (
     select count(*) > 0 as has_duty from held
+),
+leases as materialized (
+    select min(least(l.expires_at, l.times_out_at)) as end_at from {schema}.lease l
+    where $6::boolean and (select mine.has_duty from mine)
 )
 select
     mine.has_duty,
@@ -47,8 +52,7 @@ select
         exists (select from {schema}.deadline d where d.at <= $3)
         or exists (select from {schema}.parked p where p.due_at <= $3)
         or exists (select from {schema}.parked p where p.queue > -1)
-        or exists (select from {schema}.lease l where l.expires_at <= $3)
-        or exists (select from {schema}.lease l where l.times_out_at <= $3)
+        or coalesce(leases.end_at <= $3, false)
         or exists (select from {schema}.schedule s where s.next_at <= $3)
         or exists (select from {schema}.budget b where b.next_reset_at <= $3)
         or exists (select from {schema}.chore)
@@ -61,18 +65,17 @@ select
             union all
             select min(p.due_at) from {schema}.parked p where p.due_at > $3
             union all
-            select min(l.expires_at) from {schema}.lease l where l.expires_at > $3
-            union all
-            select min(l.times_out_at) from {schema}.lease l where l.times_out_at > $3
+            select leases.end_at where leases.end_at > $3
             union all
             select min(s.next_at) from {schema}.schedule s where s.next_at > $3
             union all
             select min(b.next_reset_at) from {schema}.budget b where b.next_reset_at > $3
         ) soon
     ) end,
+    leases.end_at,
     (select value from {schema}.meta where key = 'clock'),
     cast(extract(epoch from clock_timestamp()) as double precision)
-from mine
+from mine, leases
 
 -- name: hint
 -- The argument is put into the text. A hint may be lost: its commit does not wait for the disk.

@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from flowfabric.core.base import document
+from flowfabric.core.base.errors import Corruption
 from flowfabric.core.execution.model import Start
 from flowfabric.core.limit.budget import Ledger, Reservation
 from flowfabric.core.limit.quota import Quota, Use, Uses
@@ -46,6 +47,14 @@ def read_uses(doc: bytes) -> Uses:
     except UNREADABLE as error:
         raise unreadable("a line", "before a quota", error) from None
     return tuple(Use(quota=quota, key=key) for quota, key in pairs)
+
+
+def known_uses(doc: bytes | None) -> Uses | None:
+    """Those of a line's row; None if it has none that can be read."""
+    try:
+        return None if doc is None else read_uses(doc)
+    except Corruption:
+        return None
 
 
 def servable(lines: Iterable[Line], damaged: Collection[str]) -> list[Line]:

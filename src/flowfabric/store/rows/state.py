@@ -58,6 +58,8 @@ BLOCKS = {
     str(reason): _public(_gate(Gate.BLOCKED), Life(blocked=str(reason)))
     for reason in ADMISSION_BLOCKS
 }
+PARKED = frozenset({*GATES.values(), *BLOCKS.values()})
+"""The public states of parked rows."""
 OUTCOMES = {int(outcome): _ending(outcome) for outcome in Outcome}
 
 Filter = tuple[bool | None, bool | None, list[int], list[int]]

@@ -37,8 +37,9 @@ _BELONGINGS = (
 _FLOW_BELONGINGS = ("trimmed_flow_edges", "trimmed_outbox", "gone_flow_tags", "trimmed_flows")
 
 
-def due(session: SqliteSession, now: Millis, limit: int) -> list[UUID]:
-    return [read_uuid(id) for (id,) in session.rows("due_executions", {"now": now, "limit": limit})]
+def due(session: SqliteSession, now: Millis, limit: int, *, leases: bool = True) -> list[UUID]:
+    values = {"now": now, "limit": limit, "leases": leases}
+    return [read_uuid(id) for (id,) in session.rows("due_executions", values)]
 
 
 def set_aside(session: SqliteSession, uuids: Sequence[UUID], now: Millis, until: Millis) -> None:
@@ -48,8 +49,8 @@ def set_aside(session: SqliteSession, uuids: Sequence[UUID], now: Millis, until:
     session.among("set_aside_leases", ids, now, until)
 
 
-def next_due(session: SqliteSession, now: Millis) -> Millis | None:
-    row = session.row("next_due_moment", (now,))
+def next_due(session: SqliteSession, now: Millis, *, leases: bool = True) -> Millis | None:
+    row = session.row("next_due_moment", (now, leases))
     return None if row is None or row[0] is None else Millis(row[0])
 
 
@@ -100,13 +101,22 @@ def _trim_edges(session: SqliteSession, values: dict[str, int]) -> list[bytes]:
     return ids
 
 
-def glance(session: SqliteSession, duty: str, holder: str, now: Millis, until: Millis) -> Glance:
+def glance(
+    session: SqliteSession,
+    duty: str,
+    holder: str,
+    now: Millis,
+    until: Millis,
+    *,
+    leases: bool = True,
+) -> Glance:
     values = {"name": duty, "holder": holder, "now": now, "until": until}
     has_duty = bool(session.rows("duty_holder", values))
-    row = session.row("glance", {"now": now, "has_duty": has_duty, "forever": FOREVER})
+    asked = {"now": now, "has_duty": has_duty, "leases": leases, "forever": FOREVER}
+    row = session.row("glance", asked)
     assert row is not None  # noqa: S101 - it always gives one
-    arrivals, ready, blocked, busy, next_at = row
-    return Glance(has_duty, bool(arrivals), bool(ready), bool(blocked), bool(busy), next_at)
+    arrivals, ready, blocked, busy, *moments = row
+    return Glance(has_duty, bool(arrivals), bool(ready), bool(blocked), bool(busy), *moments)
 
 
 def drop_duty(session: SqliteSession, duty: str, holder: str) -> None:

@@ -10,7 +10,7 @@ select id from (
     )
     union
     select id from (
-        select id from lease where expires_at <= :now or times_out_at <= :now
+        select id from lease where :leases and (expires_at <= :now or times_out_at <= :now)
         order by min(expires_at, coalesce(times_out_at, expires_at))
         limit :limit
     )

@@ -26,6 +26,7 @@ from flowfabric.store.contract import MAX_BATCH
 from flowfabric.store.queries import Crowd, QueueCount, QuotaViewRequest
 from flowfabric.store.readable import readable
 from flowfabric.store.rows.limit import (
+    known_uses,
     queue_rows,
     read_uses,
     servable,
@@ -100,7 +101,9 @@ def crowds(session: SqliteSession, after: int, limit: int) -> list[Crowd]:
     if limit <= 0:
         return []
     rows = session.rows("crowds", {"after": after, "limit": limit})
-    return [Crowd(queue, Gate(gate), read_uuid(id), bool(known)) for queue, gate, id, known in rows]
+    return [
+        Crowd(queue, Gate(gate), read_uuid(id), known_uses(doc)) for queue, gate, id, doc in rows
+    ]
 
 
 def queue_counts(session: SqliteSession, quota: str, limit: int) -> list[QueueCount]:

@@ -185,7 +185,7 @@ with recursive crowd (queue) as (
     from crowd as c where c.queue is not null
     limit :limit
 )
-select c.queue, f.gate, f.id, exists (select 1 from queue as q where q.id = c.queue)
+select c.queue, f.gate, f.id, (select q.uses from queue as q where q.id = c.queue limit 1)
 from crowd as c
 cross join parked as f on f.id = (
     select p.id from parked as p where p.queue = c.queue order by p.rank, p.id limit 1

@@ -15,7 +15,12 @@ where duty.holder = excluded.holder or duty.until <= :now
 returning holder
 
 -- name: glance
--- Nothing but the first three is asked for by those who do not have the duty.
+-- Nothing but the first three is asked for by those who do not have the duty. Which lease ends first
+-- only a look at all of them tells; without `:leases` there is none.
+with leases (end_at) as materialized (
+    select min(min(expires_at, coalesce(times_out_at, expires_at))) from lease
+    where :leases and :has_duty
+)
 select
     exists (select 1 from arrival),
     exists (select 1 from ready where held_until <= :now),
@@ -24,8 +29,7 @@ select
         exists (select 1 from deadline where at <= :now)
         or exists (select 1 from parked where due_at <= :now)
         or exists (select 1 from parked where queue > -1)
-        or exists (select 1 from lease where expires_at <= :now)
-        or exists (select 1 from lease where times_out_at <= :now)
+        or coalesce(leases.end_at <= :now, 0)
         or exists (select 1 from schedule where next_at <= :now)
         or exists (select 1 from budget where next_reset_at <= :now)
         or exists (select 1 from chore)
@@ -38,15 +42,15 @@ select
             union all
             select min(due_at) from parked where due_at > :now
             union all
-            select min(expires_at) from lease where expires_at > :now
-            union all
-            select min(times_out_at) from lease where times_out_at > :now
+            select leases.end_at where leases.end_at > :now
             union all
             select min(next_at) from schedule where next_at > :now
             union all
             select min(next_reset_at) from budget where next_reset_at > :now
         )
-    ) end
+    ) end,
+    leases.end_at
+from leases
 
 -- name: new_clock_correction
 insert into meta (key, value) values ('clock', :value)
