@@ -2,11 +2,13 @@
 
 import asyncio
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
 
 from flowfabric.core.execution.model import WorkerIdentity
+from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.engine import Engine
 from tests.kit.http import EXECUTION as NEW
 from tests.kit.http import NOBODY
@@ -71,7 +73,8 @@ async def test_views_of_one_execution(http: httpx.AsyncClient, view: str) -> Non
 
 
 async def test_a_search_for_the_members_of_a_flow(http: httpx.AsyncClient, engine: Engine) -> None:
-    flow = (await engine.flows.create("nightly")).id
+    flow = UUID(int=1)
+    await engine.flows.create("nightly", id=flow)
     member = await engine.flows.add(flow, Submission(kind="work"))
     await make(http)
     found = (await http.get(f"/v1/executions/search?flow={flow}")).json()
