@@ -335,6 +335,7 @@ async def test_a_store_that_does_not_answer_hides_nothing_else(
     async def away(*args: object) -> None:
         raise Unavailable("gone")
 
+    await http.get("/v1/me")  # a request to count
     monkeypatch.setattr(engine.store, "counts", away)
     with caplog.at_level(logging.WARNING):
         found = await scrape(http)

@@ -42,7 +42,7 @@ async def test_a_trace_that_is_none_is_ignored(
 
 async def test_a_worker_gets_the_trace_with_its_claim(http: httpx.AsyncClient) -> None:
     await http.post("/v1/executions", json=EXECUTION, headers={"traceparent": PARENT})
-    body = {"worker_id": "w", "worker_instance_id": "w-1", "max_claims": 1}
+    body = {"worker_id": "w", "worker_instance_id": "w-1", "limit": 1}
     reply = await http.post("/v1/work/claim", json=body)
     assert reply.status_code == 200, reply.text
     (claim,) = reply.json()["claims"]

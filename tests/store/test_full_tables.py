@@ -20,7 +20,7 @@ FIRST = UUID(int=0)
 BIG = ("execution", "done", "ready", "parked", "event")
 
 SQLITE: dict[str, Any] = {
-    "trimmable_executions": {"ended_before": 5, "now": 5, "limit": 9},
+    "trimmable_executions": {"ended_before": 5, "now": 5, "limit": 9, "unread_from": 9},
     "trimmable_members": {"ended_before": 5, "now": 5, "limit": 9},
     "trimmable_flows": {"ended_before": 5, "now": 5, "limit": 9},
     "next_due_moment": (5, True),
@@ -32,7 +32,7 @@ SQLITE: dict[str, Any] = {
 }
 
 POSTGRES: dict[str, tuple[Any, ...]] = {
-    "trimmable_executions": (FREE, 5, 5, 9),
+    "trimmable_executions": (FREE, 5, 5, 9, 9),
     "due_executions": (FREE, 5, 9, True),
     "next_due_moment": (FREE, LATER, True),
     "failed_executions": (FREE, 5, None, None, 9),

@@ -223,13 +223,25 @@ async def test_what_is_due_is_found_by_its_indexes(crowded: Bench) -> None:
 @pytest.mark.parametrize("name", ["listed_executions", "listed_executions_newest_first"])
 async def test_a_page_reads_the_index_in_its_order_and_stops(crowded: Bench, name: str) -> None:
     nothing = (None,) * 11
-    values: tuple[Any, ...] = (*nothing, None, None, [], [], 101)
+    values: tuple[Any, ...] = (*nothing, None, None, [], [], 101, None)
     steps = await plan(crowded, FREE, name, *values)
     assert "using execution_created_at on execution" in steps
     assert "Sort" not in steps
     for table in ("execution", "ready", "parked", "done"):
         assert f"Seq Scan on {table}" not in steps
-    filtered = (None,) * 6 + ("crowd", "default", "one", None, None, True, True, [4], [0], 101)
+    filtered = (None,) * 6 + (
+        "crowd",
+        "default",
+        "one",
+        None,
+        None,
+        True,
+        True,
+        [4],
+        [0],
+        101,
+        None,
+    )
     steps = await plan(crowded, FREE, name, *filtered)
     assert "using execution_created_at on execution" in steps
 

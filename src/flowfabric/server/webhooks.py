@@ -23,7 +23,7 @@ from flowfabric.server.parameters import (
 from flowfabric.server.wire import respond
 
 
-class PutWebhook(Struct, kw_only=True):
+class PutWebhook(Struct, kw_only=True, forbid_unknown_fields=True):
     """Where events are posted, and which. Without a `secret` a webhook that exists keeps its own,
     and a new one gets a random one."""
 
