@@ -60,7 +60,7 @@ def caller_of(request: Request[Any, Any, Any]) -> Identity:
 async def check_again(request: Request[Any, Any, Any]) -> None:
     """Raises unless the token of a request that takes long is still valid, and as it was. A store
     that does not answer leaves that open until the next time."""
-    context = request.app.state[CONTEXT]
+    context = request.scope[CONTEXT]  # type: ignore[literal-required]
     try:
         now = await context.authentication.identify(request.headers.get("authorization"))
     except Unavailable:

@@ -10,7 +10,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
 CONTEXT = "flowfabric_context"
-"""The member of the application's state that has the context of the server."""
+"""The member of a scope that has the context of the server."""
 REQUEST_ID = "flowfabric_request_id"
 """The member of a scope that has the id of its request."""
 

@@ -28,6 +28,7 @@ class ServerContext(Struct, eq=False):
     rotating: asyncio.Lock = field(default_factory=asyncio.Lock)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     held_claims: HeldClaims = field(default_factory=HeldClaims)
+    answers: dict[Any, Any] = field(default_factory=dict)
     made_operations: Operations | None = None
 
     @property
@@ -43,7 +44,7 @@ class ServerContext(Struct, eq=False):
 
 
 def context_of(request: Request[Any, Any, Any]) -> ServerContext:
-    found: ServerContext = request.app.state[CONTEXT]
+    found: ServerContext = request.scope[CONTEXT]  # type: ignore[literal-required]
     return found
 
 

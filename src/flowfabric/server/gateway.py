@@ -21,6 +21,7 @@ from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.commit.trace import carrying
 from flowfabric.server.access import CALLER
 from flowfabric.server.asgi import (
+    CONTEXT,
     REQUEST_ID,
     SECURITY_HEADERS,
     App,
@@ -58,6 +59,7 @@ class Gateway:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope[CONTEXT] = self._context
         headers = dict(scope["headers"])
         cors = self._context.options.cors
         origin = _text(headers, b"origin")

@@ -34,7 +34,7 @@ class RequestLimits:
         check_scope(scope)  # before the body is looked at
         handler: Any = scope["route_handler"]
         has_body = scope["method"] in _WITH_BODY
-        context: ServerContext = scope["litestar_app"].state[CONTEXT]
+        context: ServerContext = scope[CONTEXT]
         seconds = context.options.request_timeout / 1000
         async with asyncio.timeout(seconds) as deadline:
             if has_body:

@@ -10,12 +10,13 @@ import asyncio
 import math
 import re
 from collections.abc import Hashable
+from functools import partial
 from time import monotonic
 from typing import Any
 
 from flowfabric.core.access.token import AccessScope, Identity
 from flowfabric.server.access import CALLER, SCOPE
-from flowfabric.server.asgi import App, Message
+from flowfabric.server.asgi import CONTEXT, App, Message
 
 LONGEST = 5
 """Most seconds that an answer is shared, whatever a caller allows."""
@@ -59,12 +60,15 @@ class _Answer:
             await send(copied)
 
 
+Kept = dict[Hashable, _Answer]
+"""The answers of one server, by who may see them and what they answer."""
+
+
 class SharedAnswers:
     """An ASGI middleware that runs when the route is known and the caller may call it."""
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._kept: dict[Hashable, _Answer] = {}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         age = _allowed_age(scope)
@@ -72,27 +76,26 @@ class SharedAnswers:
             await self._app(scope, receive, send)
             return
         caller: Identity = scope[CALLER]
+        kept: Kept = scope[CONTEXT].answers
         key = (caller.namespaces, scope["path"], scope["query_string"])
-        found = self._kept.get(key)
+        found = kept.get(key)
         shared = found is not None and found.serves(age)
         if found is None or not shared:
-            found = self._ask(key, scope)
+            found = kept[key] = _Answer(self._app, scope)
+            found.task.add_done_callback(partial(_keep, kept, key, found))
         await found.send_to(send, shared=shared)
 
-    def _ask(self, key: Hashable, scope: Any) -> _Answer:
-        made = self._kept[key] = _Answer(self._app, scope)
-        made.task.add_done_callback(lambda _: self._keep(key, made))
-        return made
 
-    def _keep(self, key: Hashable, made: _Answer) -> None:
-        if made.is_good:
-            asyncio.get_running_loop().call_later(LONGEST, self._drop, key, made)
-        else:
-            self._drop(key, made)
+def _keep(kept: Kept, key: Hashable, made: _Answer, _: object) -> None:
+    if made.is_good:
+        asyncio.get_running_loop().call_later(LONGEST, _drop, kept, key, made)
+    else:
+        _drop(kept, key, made)
 
-    def _drop(self, key: Hashable, made: _Answer) -> None:
-        if self._kept.get(key) is made:
-            del self._kept[key]
+
+def _drop(kept: Kept, key: Hashable, made: _Answer) -> None:
+    if kept.get(key) is made:
+        del kept[key]
 
 
 def _allowed_age(scope: Any) -> int:
