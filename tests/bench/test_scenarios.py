@@ -10,13 +10,20 @@ from bench import wrk
 from bench.scenario import TINY, Load, Scenario
 from bench.scenarios import ALL
 
+SLOW = {"http-processes"}
 EVERY = [
-    pytest.param(each, store, id=f"{each.name}-{store}")
+    pytest.param(
+        each,
+        store,
+        id=f"{each.name}-{store}",
+        marks=[] if store == each.stores[-1] and each.name not in SLOW else pytest.mark.deep,
+    )
     for each in ALL
     for store in each.stores
     if wrk.has_wrk() or not each.name.startswith("http")
 ]
-"""Without the load tool there is nothing to measure the HTTP API with."""
+"""Without the load tool there is nothing to measure the HTTP API with. `make test` tries each on one
+store."""
 PARTLY = {"lifecycle": 3, "cost": 2, "idle": 1}
 """Figures of those that do not find every metric: few loads, no server."""
 

@@ -134,7 +134,7 @@ def test_all_of_it_holds_and_is_written_down(store: str, tmp_path: Path) -> None
     assert setting in page
 
 
-@pytest.mark.long
+@pytest.mark.deep
 def test_a_program_reads_one_document_and_a_server_that_is_not_durable_is_found(
     fresh_database: Callable[..., str], migrated_template: str
 ) -> None:
@@ -222,7 +222,7 @@ async def _nothing() -> None:
     pass
 
 
-@pytest.mark.long
+@pytest.mark.deep
 def test_an_interrupt_ends_it_and_its_processes(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'work.db'}"
     CliRunner().invoke(app, ["migrate", "--url", url])
