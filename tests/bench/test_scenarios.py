@@ -22,8 +22,8 @@ EVERY = [
     for store in each.stores
     if wrk.has_wrk() or not each.name.startswith("http")
 ]
-"""Without the load tool there is nothing to measure the HTTP API with. `make test` tries each on one
-store."""
+"""Without the load tool there is nothing to measure the HTTP API with. `make test` tries each of
+them on one store."""
 PARTLY = {"lifecycle": 3, "cost": 2, "idle": 1}
 """Figures of those that do not find every metric: few loads, no server."""
 
