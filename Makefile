@@ -5,8 +5,8 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
 	&& echo $$p && break; done)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-# One process more than cores: tests that start processes or lose connections mostly wait.
-PYTEST_ARGS ?= -n 3 --dist loadgroup
+# Twice as many processes as cores: tests that start processes or lose connections mostly wait.
+PYTEST_ARGS ?= -n 4 --dist loadgroup
 CHAOS_MINUTES ?= 5
 
 # Tests start many processes; without compiled files each would compile everything it imports.

@@ -99,7 +99,8 @@ def http_table(record: Record) -> str:
         "|---|---|---|---|---|---|",
     ]
     for row in record.rows:
-        if row.scenario.startswith(HTTP) or row.scenario == RAW_LIMIT:
+        is_shown = row.scenario.startswith(HTTP) or row.scenario == RAW_LIMIT
+        if is_shown and row.system.endswith("-postgres"):
             parts = row.cpu_parts or {}
             cpu = [
                 f"{parts[name]:,.0f} µs" if name in parts else "–"
