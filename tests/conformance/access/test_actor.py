@@ -30,6 +30,7 @@ def by(event: StoredEvent) -> object:
 # -- events
 
 
+@pytest.mark.inside
 async def test_what_an_operator_does_to_a_run_carries_the_name(lab: Lab) -> None:
     executions, id = lab.engine.executions, await lab.submit()
     with acting_as("ops"):
@@ -52,6 +53,7 @@ async def test_without_an_identity_nothing_is_added(lab: Lab) -> None:
     assert (await last(lab, id)).detail == {"reason": "enough"}
 
 
+@pytest.mark.inside
 async def test_each_of_many_requests_has_its_own_name(lab: Lab) -> None:
     """They share one commit; the second one of a run is decided on the first one's result."""
     ids = [await lab.submit() for _ in range(10)]
@@ -73,6 +75,7 @@ async def test_each_of_many_requests_has_its_own_name(lab: Lab) -> None:
         ]
 
 
+@pytest.mark.inside
 async def test_who_signals_and_who_revokes_a_lease(lab: Lab) -> None:
     claim, answer = await waiting(lab, Count(9, CountKind.SIGNALS, ("go",)))
     with acting_as("bot"):
@@ -86,6 +89,7 @@ async def test_who_signals_and_who_revokes_a_lease(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.inside
 async def test_the_cancel_of_a_flow_carries_the_name(lab: Lab, wait: bool) -> None:
     """Also in the events of members that are cancelled after the request."""
     drawn = await declare(lab, "a", "b")
@@ -98,6 +102,7 @@ async def test_the_cancel_of_a_flow_carries_the_name(lab: Lab, wait: bool) -> No
     assert [(event.kind, by(event)) for event in ended] == [(EventKind.CANCELLED, "ops")] * 2
 
 
+@pytest.mark.inside
 async def test_what_follows_from_a_graph_was_done_by_no_caller(lab: Lab) -> None:
     """A member is skipped because of a cancel: that is the flow's rule, not the operator's act."""
     drawn = await declare(lab, "a", "b", "a>b")
@@ -109,6 +114,7 @@ async def test_what_follows_from_a_graph_was_done_by_no_caller(lab: Lab) -> None
     assert {event.id: by(event) for event in ended} == {drawn["a"]: "ops", drawn["b"]: None}
 
 
+@pytest.mark.inside
 async def test_an_authenticated_name_counts_more_than_a_given_one(lab: Lab) -> None:
     with acting_as("ops"):
         paused = await lab.engine.lanes.pause("default", by="somebody else")
@@ -135,6 +141,7 @@ async def test_work_behind_a_request_carries_no_name(lab: Lab) -> None:
 # -- audit records
 
 
+@pytest.mark.inside
 async def test_keys_are_recorded_without_their_secrets(
     lab: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:

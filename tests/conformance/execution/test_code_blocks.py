@@ -122,6 +122,7 @@ async def test_the_worker_that_comes_releases_it_without_a_sweep(lab: Lab) -> No
     assert len(await lab.claim(W2)) == 1
 
 
+@pytest.mark.inside
 async def test_a_worker_that_is_there_already_gets_it_with_the_next_sweep(lab: Lab) -> None:
     await alive(lab)
     there(lab)

@@ -379,6 +379,7 @@ async def test_a_reader_that_has_read_everything_misses_nothing(lab: Lab) -> Non
 # -- followers
 
 
+@pytest.mark.inside
 async def test_a_follower_gets_batches_with_cursors(lab: Lab) -> None:
     """§8.2, I-43: also when the filter leaves nothing of a batch"""
     wanted = EventFilter(namespace="n")
@@ -429,11 +430,13 @@ async def test_a_slow_follower_holds_one_batch(lab: Lab, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("limit", [0, -1, "1", None])
+@pytest.mark.inside
 async def test_a_follower_needs_room_for_an_event(lab: Lab, limit: Any) -> None:
     with pytest.raises(Invalid):
         lab.engine.events.follow(EventFilter(), after=0, limit=limit)
 
 
+@pytest.mark.inside
 async def test_a_follower_outlives_a_store_that_does_not_answer(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -472,6 +475,7 @@ async def test_followers_end_when_the_engine_closes(lab: Lab, second_lab: Lab) -
     assert all(isinstance(each.exception(), Exception) for each in done)
 
 
+@pytest.mark.inside
 async def test_many_followers_at_rest_ask_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many wait, one look a second serves them all, and what it finds is read once."""
     asked = 0

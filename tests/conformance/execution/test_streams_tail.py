@@ -292,6 +292,7 @@ async def test_closing_ends_the_tails(store: Store, clock: ManualClock) -> None:
     await lab.engine.close()
 
 
+@pytest.mark.inside
 async def test_a_cancelled_tail_gives_its_place_back(lab: Lab) -> None:
     claim = await lab.running()
     (tail,) = await parked(lab, claim)

@@ -330,6 +330,7 @@ async def test_a_small_flow_is_written_in_one_commit(
     assert (await drawn.check()).state is FlowState.COMPLETED
 
 
+@pytest.mark.inside
 async def test_declarations_of_one_moment_share_a_commit(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ async def test_a_dead_worker_is_reported_once_with_the_reason(lab: Lab) -> None:
     assert [event.reason for event in await told(lab)] == [None, "on fire"] * 2
 
 
+@pytest.mark.inside
 async def test_a_mark_that_another_process_finishes_is_one_event(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
