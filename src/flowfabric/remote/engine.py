@@ -28,7 +28,12 @@ from flowfabric.core.base.numbers import (
 from flowfabric.core.base.text import check_tag, check_text
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import Family, StoredEvent
-from flowfabric.core.execution.event_filter import MAX_CURSOR, EventBatch, EventFilter
+from flowfabric.core.execution.event_filter import (
+    MAX_CURSOR,
+    EventBatch,
+    EventFilter,
+    check_wanted_events,
+)
 from flowfabric.core.execution.model import Snapshot, WorkerIdentity
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.submission import Duplicate, Submission, Submitted, create
@@ -275,16 +280,35 @@ class RemoteEvents(RemoteService):
         _check_filters(after, execution, namespace, family, tag)
         filters = {"execution": execution, "namespace": namespace, "family": family, "tag": tag}
         given = {name: value for name, value in filters.items() if value is not None}
-        begin = None if after is not None else asyncio.ensure_future(self._call("tail"))
-        if begin is not None:
-            begin.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return self._follow(after or 0, begin, given)
+        return self._follow(after or 0, self._begin(after), given)
 
-    async def follow(
+    def follow(
         self, wanted: EventFilter, *, after: int | None = None, limit: int = 100
     ) -> AsyncGenerator[EventBatch, None]:
         """As `Events.follow`."""
-        cursor = await self._call("tail") if after is None else after
+        checked = check_wanted_events(wanted)
+        if after is not None:
+            check_whole(after, "cursor", 0, MAX_CURSOR)
+        room = check_whole(limit, "limit", 1)
+        return self._batches(checked, after or 0, self._begin(after), room)
+
+    def _begin(self, after: int | None) -> "asyncio.Future[int] | None":
+        """The cursor of now, requested at once: who follows from now on misses nothing that comes
+        before the first iteration."""
+        if after is not None:
+            return None
+        begin: asyncio.Future[int] = asyncio.ensure_future(self._call("tail"))
+        begin.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return begin
+
+    async def _batches(
+        self,
+        wanted: EventFilter,
+        after: int,
+        begin: "asyncio.Future[int] | None",
+        limit: int,
+    ) -> AsyncGenerator[EventBatch, None]:
+        cursor = after if begin is None else await begin
         while True:
             seen = self._hints.count
             batch = await self._call("batch", wanted=wanted, after=cursor, limit=limit)

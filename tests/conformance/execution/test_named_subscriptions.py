@@ -379,7 +379,6 @@ async def test_a_reader_that_has_read_everything_misses_nothing(lab: Lab) -> Non
 # -- followers
 
 
-@pytest.mark.inside
 async def test_a_follower_gets_batches_with_cursors(lab: Lab) -> None:
     """§8.2, I-43: also when the filter leaves nothing of a batch"""
     wanted = EventFilter(namespace="n")
@@ -430,7 +429,6 @@ async def test_a_slow_follower_holds_one_batch(lab: Lab, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("limit", [0, -1, "1", None])
-@pytest.mark.inside
 async def test_a_follower_needs_room_for_an_event(lab: Lab, limit: Any) -> None:
     with pytest.raises(Invalid):
         lab.engine.events.follow(EventFilter(), after=0, limit=limit)
