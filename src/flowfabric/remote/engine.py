@@ -46,6 +46,7 @@ from flowfabric.engine.commit.trace import Traces
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim, Claims, Renewals
 from flowfabric.engine.execution.event_tail import POLL_FLOOR
+from flowfabric.engine.execution.events import Patience
 from flowfabric.engine.execution.views import Views
 from flowfabric.engine.flow.flows import Declared
 from flowfabric.engine.wait.suspensions import MadeWaitpoint
@@ -311,7 +312,7 @@ class RemoteEvents(RemoteService):
         cursor = after if begin is None else await begin
         while True:
             seen = self._hints.count
-            batch = await self._call("batch", wanted=wanted, after=cursor, limit=limit)
+            batch = await self._read("batch", wanted=wanted, after=cursor, limit=limit)
             if batch.cursor == cursor:
                 await self._hints.wait(POLL_FLOOR, seen)
                 continue
@@ -324,12 +325,22 @@ class RemoteEvents(RemoteService):
         cursor = after if begin is None else await begin
         while True:
             seen = self._hints.count
-            page = await self._call("read", after=cursor, **filters)
+            page = await self._read("read", after=cursor, **filters)
             for event in page.events:
                 yield event
             if page.cursor == cursor:
                 await self._hints.wait(POLL_FLOOR, seen)
             cursor = page.cursor
+
+    async def _read(self, operation: str, **options: Any) -> Any:
+        """A follower outlives a server or store that does not answer for a while. A client that
+        was closed refuses the next try."""
+        patience = Patience(lambda: False)
+        while True:
+            try:
+                return await self._call(operation, **options)
+            except Unavailable as error:
+                await patience.wait(error)
 
 
 def _check_filters(

@@ -434,7 +434,6 @@ async def test_a_follower_needs_room_for_an_event(lab: Lab, limit: Any) -> None:
         lab.engine.events.follow(EventFilter(), after=0, limit=limit)
 
 
-@pytest.mark.inside
 async def test_a_follower_outlives_a_store_that_does_not_answer(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,7 +136,7 @@ class Events(Service):
     ) -> AsyncGenerator[StoredEvent, None]:
         key = None if execution is None else ExecutionId(execution)
         cursor = query.after if begin is None else await begin
-        patience = _Patience(lambda: self._closed)
+        patience = Patience(lambda: self._closed)
         while True:
             moves = self._tail.moves
             try:
@@ -157,7 +157,7 @@ class Events(Service):
         self, query: EventQuery, wanted: EventFilter, begin: "asyncio.Future[int] | None"
     ) -> AsyncGenerator[EventBatch, None]:
         cursor = query.after if begin is None else await begin
-        patience = _Patience(lambda: self._closed)
+        patience = Patience(lambda: self._closed)
         while True:
             moves = self._tail.moves
             try:
@@ -193,7 +193,7 @@ class Events(Service):
         return EventPage(events, page.cursor)
 
 
-class _Patience:
+class Patience:
     """How a follower waits for a store that does not answer."""
 
     def __init__(self, closed: Callable[[], bool]) -> None:
