@@ -102,8 +102,3 @@ async def visitor(context: BrowserContext, site: Site) -> AsyncIterator[Visitor]
     visitor = Visitor(await context.new_page(), site)
     yield visitor
     assert visitor.complaints == []
-
-
-@pytest.fixture(scope="session")
-def script() -> str:
-    return (HERE / "accessibility.js").read_text()

@@ -8,6 +8,7 @@ import pytest_asyncio
 from playwright.async_api import Browser
 
 from flowfabric.core.access.token import AccessScope
+from tests.dashboard.accessibility import faults
 from tests.dashboard.conftest import Visitor
 from tests.dashboard.site import Site, open_site
 
@@ -22,14 +23,12 @@ async def guarded(
         yield site
 
 
-async def test_without_a_token_the_page_asks_for_one(
-    guarded: Site, browser: Browser, script: str
-) -> None:
+async def test_without_a_token_the_page_asks_for_one(guarded: Site, browser: Browser) -> None:
     context = await browser.new_context()
     visitor = Visitor(await context.new_page(), guarded)
     page = await visitor.go("lanes")
     await page.get_by_role("heading", name="Access token").wait_for()
-    assert await page.evaluate(script.replace('"nav", ', "")) == []
+    assert await faults(page) == []
     await page.get_by_label("Token").fill("ff_wrong_" + "x" * 43)
     await page.keyboard.press("Enter")
     await page.get_by_text("This token is not valid").wait_for()

@@ -8,6 +8,7 @@ from playwright.async_api import Browser, Page
 from flowfabric import Fabric
 from flowfabric.core.execution.submission import Submission
 from flowfabric.store.sqlite import lists
+from tests.dashboard.accessibility import faults
 from tests.dashboard.conftest import Visitor
 from tests.dashboard.site import IDLE, LONG, Site
 
@@ -91,7 +92,7 @@ async def wide_flow(fabric: Fabric, width: int) -> str:
 
 
 async def test_long_names_do_not_break_the_layout(
-    site: Site, browser: Browser, visitor: Visitor, script: str
+    site: Site, browser: Browser, visitor: Visitor
 ) -> None:
     lane = "lane-" + "x" * 59
     await site.engine.executions.submit(Submission(kind=LONG, lane=lane, payload=b"{}"))
@@ -100,8 +101,8 @@ async def test_long_names_do_not_break_the_layout(
         page = await visitor.go(path)
         for width in (1280, 390):
             await page.set_viewport_size({"width": width, "height": 800})
-            assert await page.evaluate(script) == []
+            assert await faults(page) == []
     await visitor.go(f"executions?kind={LONG}")
     await page.locator("td.name a").first.click()
     await page.get_by_role("heading", name=LONG).wait_for()
-    assert await page.evaluate(script) == []
+    assert await faults(page) == []

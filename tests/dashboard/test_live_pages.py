@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from playwright.async_api import Browser, Page, Request, Route
 
+from tests.dashboard.accessibility import faults
 from tests.dashboard.conftest import Visitor
 from tests.dashboard.site import Site
 
@@ -91,11 +92,11 @@ async def test_a_page_comes_back_after_an_error(site: Site, visitor: Visitor) ->
     ],
 )
 async def test_an_address_that_leads_nowhere_says_so(
-    path: str, title: str, visitor: Visitor, script: str
+    path: str, title: str, visitor: Visitor
 ) -> None:
     page = await visitor.go(path)
     await page.get_by_role("heading", name=title).wait_for()
-    assert await page.evaluate(script) == []
+    assert await faults(page) == []
     visitor.complaints = [each for each in visitor.complaints if "Failed to load" not in each]
 
 

@@ -7,6 +7,7 @@ import pytest_asyncio
 from playwright.async_api import Browser
 
 from flowfabric import Fabric
+from tests.dashboard.accessibility import faults
 from tests.dashboard.conftest import Visitor
 from tests.dashboard.site import IDLE, LONG, Site
 
@@ -45,17 +46,17 @@ async def diamond(fabric: Fabric) -> UUID:
 
 @pytest.mark.parametrize("name", PAGES)
 async def test_every_page_can_be_read_and_used(
-    name: str, addresses: dict[str, str], visitor: Visitor, script: str
+    name: str, addresses: dict[str, str], visitor: Visitor
 ) -> None:
     page = await visitor.go(addresses.get(name, name))
-    assert await page.evaluate(script) == []
+    assert await faults(page) == []
     await page.emulate_media(color_scheme="dark")
     await page.set_viewport_size({"width": 390, "height": 800})
-    assert await page.evaluate(script) == []
+    assert await faults(page) == []
 
 
 async def test_an_empty_server_says_what_to_do_next(
-    browser: Browser, tmp_path_factory: pytest.TempPathFactory, script: str
+    browser: Browser, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     from tests.dashboard.site import open_site
 
@@ -70,7 +71,7 @@ async def test_an_empty_server_says_what_to_do_next(
         for path, text in expected.items():
             page = await visitor.go(path)
             await page.get_by_text(text).first.wait_for()
-            assert await page.evaluate(script) == []
+            assert await faults(page) == []
         await context.close()
         assert visitor.complaints == []
 
