@@ -8,7 +8,7 @@ const BOTTOM = 18;
 
 /** Stacked bars of what ended in each span of time. */
 export function throughput(spans) {
-  const WIDTH = matchMedia("(max-width: 860px)").matches ? 360 : 800; // so that its text stays readable
+  const WIDTH = Math.min(800, innerWidth - 50); // on a narrow screen as wide as its card, so that text keeps its size
   const totals = spans.map((span) => span.completed + span.failed + span.cancelled);
   const top = nice(Math.max(1, ...totals));
   const step = (WIDTH - LEFT) / Math.max(1, spans.length);
