@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bench.record import Record, Row
+from bench.scenario import RAW, RAW_LIMIT
 
 TOLERANCE = 0.2
 
@@ -62,18 +63,16 @@ def table(compared: list[Compared]) -> str:
 
 def _ratios(record: Record) -> dict[tuple[str, str], Row]:
     """Also of CPU to that of the raw limit loop, which repeats best."""
-    raw = {row.system.removeprefix("raw-"): row.cpu_us for row in record.rows if _is_raw(row)}
-    found = {(row.scenario, row.system): row for row in record.rows if row.ratio is not None}
+    limits = [row for row in record.rows if row.scenario == RAW_LIMIT]
+    raw = {row.system.removeprefix(RAW): row.cpu_us for row in limits}
+    ours = [row for row in record.rows if not row.system.startswith(RAW)]
+    found = {(row.scenario, row.system): row for row in ours if row.ratio is not None}
     for row in list(found.values()):
         reference = raw.get(row.system.rpartition("-")[2])
         if reference and row.cpu_us is not None:
             cpu = replace(row, ratio=row.cpu_us / reference, smaller_is_better=True)
             found[f"{row.scenario} CPU", row.system] = cpu
     return found
-
-
-def _is_raw(row: Row) -> bool:
-    return row.system.startswith("raw-")
 
 
 def _judge(old: Row, new: Row | None, tolerance: float) -> Verdict:

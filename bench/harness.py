@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from bench import record, stores
 from bench.record import Record, Row
 from bench.scenario import (
+    RAW,
+    RAW_CALLS,
     RAW_LIMIT,
     Figure,
     Figures,
@@ -58,7 +60,7 @@ class Outcome:
 
 
 def _row(metric: Metric, store: str, found: list[Figure]) -> Row:
-    system = f"raw-{store}" if metric.name == RAW_LIMIT else f"flowfabric-{store}"
+    system = f"{RAW if metric.name in (RAW_LIMIT, RAW_CALLS) else 'flowfabric-'}{store}"
     made = record.row(
         metric.name,
         system,

@@ -1,16 +1,24 @@
 """The limit: plain SQL with the fewest row writes that keep the promises, and no code of ours.
 
 A durable row per execution with its payload, a row that says it is ready, a lease with an epoch in
-place of it, the end with its result, two events of history. Batches of a hundred; on Postgres three
-callers, so that client and server work at the same time. All ratios to a "raw limit" refer to this.
+place of it, the end with its result, two events of history. There are two loops:
+
+- `limit`: batches of a hundred; on Postgres three of them at once, so that client and server work
+  at the same time. Nobody waits for a single execution. All ratios to a "raw limit" refer to this.
+- `calls`: callers that each submit one execution and wait for its end, as those of the lifecycle
+  do, through the smallest group commit there is: what is left of the limit once each execution has
+  calls of its own.
 """
 
 import asyncio
 import os
 import sqlite3
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 import asyncpg
@@ -75,78 +83,211 @@ select ready.id, ready.epoch + 1, ready.created_at, execution.payload
 from ready join execution on execution.id = ready.id
 where ready.lane = 1 order by ready.priority, ready.created_at, ready.id limit ?
 """
+_TAKE = "delete from ready where lane = 1 and priority = 0 and created_at = ? and id = ?"
 _EVENT = "insert into event (id, at, epoch, kind) values (?, ?, ?, ?)"
+
+Id = Any
+Taken = list[tuple[Id, int]]
+"""Ids with their epochs."""
+
+
+class Database(Protocol):
+    """The three statements, each for a batch."""
+
+    async def submit(self, ids: list[Id], payload: bytes) -> object: ...
+    async def claim(self, most: int) -> Taken: ...
+    async def end(self, taken: Taken, result: bytes) -> object: ...
+    def id(self) -> Id: ...
 
 
 async def limit(url: str, seconds: float, payload: bytes, result: bytes) -> tuple[int, float]:
     """Executions that were submitted, claimed and completed in an empty database, and the seconds
     it took."""
-    if url.startswith("sqlite"):
-        path = Path(url.removeprefix("sqlite:///"))
-        return await asyncio.to_thread(_sqlite, path, seconds, payload, result)
-    callers = [await asyncpg.connect(url, server_settings=_PLANS) for _ in range(CALLERS)]
-    try:
-        await callers[0].execute(_POSTGRES)
-        prepared = [
-            [await caller.prepare(text) for text in (_SUBMIT, _CLAIM, _END)] for caller in callers
-        ]
+    async with _opened(url) as databases:
         began = time.perf_counter()
-        work = (_postgres(each, began + seconds, payload, result) for each in prepared)
+        work = (_batches(each, began + seconds, payload, result) for each in databases)
         return sum(await asyncio.gather(*work)), time.perf_counter() - began
-    finally:
-        for caller in callers:
-            await caller.close()
 
 
-async def _postgres(prepared: list[Any], stop_at: float, payload: bytes, result: bytes) -> int:
-    submit, claim, end = prepared
+async def _batches(database: Database, stop_at: float, payload: bytes, result: bytes) -> int:
     done = 0
     while done == 0 or time.perf_counter() < stop_at:
-        now = _now()
-        await submit.fetch([_uuid7(now) for _ in range(BATCH)], [payload] * BATCH, now)
-        taken = await claim.fetch(BATCH, now)
-        ids, epochs = [each[0] for each in taken], [each[1] for each in taken]
-        done += len(await end.fetch(ids, epochs, [result] * len(taken), _now()))
+        await database.submit([database.id() for _ in range(BATCH)], payload)
+        taken = await database.claim(BATCH)
+        await database.end(taken, result)
+        done += len(taken)
     return done
 
 
-def _sqlite(path: Path, seconds: float, payload: bytes, result: bytes) -> tuple[int, float]:
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.executescript(_SQLITE)
-    run = connection.executemany
-    done, began = 0, time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        now = _now()
-        ids = [_uuid7(now).bytes for _ in range(BATCH)]
-        connection.execute("begin immediate")
+async def calls(
+    url: str, seconds: float, callers: int, payload: bytes, result: bytes
+) -> tuple[int, float]:
+    """The same as `limit`, by callers that each wait for the end of their own execution."""
+    async with _opened(url) as databases:
+        loop = _Calls(databases, callers, payload, result)
+        began = time.perf_counter()
+        return await loop.run(began + seconds), time.perf_counter() - began
+
+
+class _Calls:
+    def __init__(
+        self, databases: list[Database], callers: int, payload: bytes, result: bytes
+    ) -> None:
+        self._callers = callers
+        self._payload, self._result = payload, result
+        self._claiming, self._new_id = databases[-1], databases[0].id
+        self._submit = _GroupCommit(lambda ids: databases[0].submit(ids, payload))
+        self._end = _GroupCommit(lambda taken: databases[len(databases) // 2].end(taken, result))
+        self._ready = asyncio.Event()
+        self._ended: dict[Id, asyncio.Future[None]] = {}
+
+    async def run(self, stop_at: float) -> int:
+        claiming = asyncio.create_task(self._claim())
+        done = sum(await asyncio.gather(*(self._call(stop_at) for _ in range(self._callers))))
+        claiming.cancel()
+        await asyncio.wait([claiming])
+        return done
+
+    async def _call(self, stop_at: float) -> int:
+        done = 0
+        while done == 0 or time.perf_counter() < stop_at:
+            id = self._new_id()
+            ended = self._ended[id] = asyncio.get_running_loop().create_future()
+            await self._submit(id)
+            self._ready.set()
+            await ended
+            done += 1
+        return done
+
+    async def _claim(self) -> None:
+        finishing: set[asyncio.Task[None]] = set()
+        while True:
+            await self._ready.wait()
+            self._ready.clear()
+            while taken := await self._claiming.claim(self._callers):
+                for each in taken:
+                    job = asyncio.create_task(self._finish(each))
+                    finishing.add(job)
+                    job.add_done_callback(finishing.discard)
+
+    async def _finish(self, taken: tuple[Id, int]) -> None:
+        await self._end(taken)
+        self._ended.pop(taken[0]).set_result(None)
+
+
+class _GroupCommit:
+    """Writes what has come while the last batch was written."""
+
+    def __init__(self, write: Callable[[list[Any]], Awaitable[object]]) -> None:
+        self._write = write
+        self._waiting: list[tuple[Any, asyncio.Future[None]]] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    def __call__(self, item: Any) -> "asyncio.Future[None]":
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, written))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._drain())
+        return written
+
+    async def _drain(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            await self._write([item for item, _ in batch])
+            for _, written in batch:
+                written.set_result(None)
+
+
+@asynccontextmanager
+async def _opened(url: str) -> AsyncIterator[list[Database]]:
+    """An empty database: on Postgres so many connections, on SQLite one."""
+    async with AsyncExitStack() as stack:
+        if url.startswith("sqlite"):
+            database = _Sqlite(Path(url.removeprefix("sqlite:///")))
+            stack.callback(database.close)
+            yield [database]
+            return
+        callers = [await asyncpg.connect(url, server_settings=_PLANS) for _ in range(CALLERS)]
+        for caller in callers:
+            stack.push_async_callback(caller.close)
+        await callers[0].execute(_POSTGRES)
+        yield [
+            _Postgres([await caller.prepare(text) for text in (_SUBMIT, _CLAIM, _END)])
+            for caller in callers
+        ]
+
+
+class _Postgres:
+    def __init__(self, prepared: list[Any]) -> None:
+        self._submit, self._claim, self._end = prepared
+
+    async def submit(self, ids: list[Id], payload: bytes) -> object:
+        return await self._submit.fetch(ids, [payload] * len(ids), _now())
+
+    async def claim(self, most: int) -> Taken:
+        return [(each[0], each[1]) for each in await self._claim.fetch(most, _now())]
+
+    async def end(self, taken: Taken, result: bytes) -> object:
+        ids, epochs = [each[0] for each in taken], [each[1] for each in taken]
+        return await self._end.fetch(ids, epochs, [result] * len(taken), _now())
+
+    def id(self) -> UUID:
+        return _uuid7(_now())
+
+
+class _Sqlite:
+    """One connection in a thread of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._connection.executescript(_SQLITE)
+        self._thread = ThreadPoolExecutor(1)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        self._connection.close()
+
+    async def submit(self, ids: list[Id], payload: bytes) -> object:
+        return await self._commit(self._insert, ids, payload)
+
+    async def claim(self, most: int) -> Taken:
+        taken: Taken = await self._commit(self._take, most)
+        return taken
+
+    async def end(self, taken: Taken, result: bytes) -> object:
+        return await self._commit(self._finish, taken, result)
+
+    def id(self) -> bytes:
+        return _uuid7(_now()).bytes
+
+    async def _commit(self, write: Callable[..., Any], *args: Any) -> Any:
+        def run() -> Any:
+            with self._connection:
+                self._connection.execute("begin immediate")
+                return write(_now(), *args)
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, run)
+
+    def _insert(self, now: int, ids: list[Id], payload: bytes) -> None:
+        run = self._connection.executemany
         run("insert into execution values (?, ?, 1, 0, ?)", [(id, now, payload) for id in ids])
         run("insert into ready values (1, 0, ?, ?, 0)", [(now, id) for id in ids])
-        connection.execute("commit")
-        taken = _claim(connection, now)
-        connection.execute("begin immediate")
+
+    def _take(self, now: int, most: int) -> Taken:
+        run = self._connection.executemany
+        heads = self._connection.execute(_HEADS, (most,)).fetchall()
+        taken = [(id, epoch) for id, epoch, _, _ in heads]
+        run(_TAKE, [(created_at, id) for id, _, created_at, _ in heads])
+        leases = [(id, now + LEASE, epoch) for id, epoch in taken]
+        run("insert into lease values (?, ?, ?, 1)", leases)
+        run(_EVENT, [(id, now, epoch, 1) for id, epoch in taken])
+        return taken
+
+    def _finish(self, now: int, taken: Taken, result: bytes) -> None:
+        run = self._connection.executemany
         run("delete from lease where id = ? and epoch = ?", taken)
         run("insert into done values (?, ?, ?, 1, ?)", [(i, now, e, result) for i, e in taken])
         run(_EVENT, [(id, now, epoch, 2) for id, epoch in taken])
-        connection.execute("commit")
-        done += len(taken)
-    elapsed = time.perf_counter() - began
-    connection.close()
-    return done, elapsed
-
-
-def _claim(connection: sqlite3.Connection, now: int) -> list[tuple[bytes, int]]:
-    run = connection.executemany
-    connection.execute("begin immediate")
-    heads = connection.execute(_HEADS, (BATCH,)).fetchall()
-    taken = [(id, epoch) for id, epoch, _, _ in heads]
-    run(
-        "delete from ready where lane = 1 and priority = 0 and created_at = ? and id = ?",
-        [(created_at, id) for id, _, created_at, _ in heads],
-    )
-    run("insert into lease values (?, ?, ?, 1)", [(id, now + LEASE, epoch) for id, epoch in taken])
-    run(_EVENT, [(id, now, epoch, 1) for id, epoch in taken])
-    connection.execute("commit")
-    return taken
 
 
 def _now() -> int:

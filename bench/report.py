@@ -6,11 +6,11 @@ from pathlib import Path
 from bench.peers.table import markdown
 from bench.plot import Bar, bars
 from bench.record import Record, Row
-from bench.scenario import RAW_LIMIT, share, with_unit
+from bench.scenario import RAW_CALLS, RAW_LIMIT, share, with_unit
 
 PLOTTED = (
-    RAW_LIMIT, "lifecycle-100", "lifecycle-2x100", "drain", "drain-2", "claims-64", "steps",
-    "signals", "limits",
+    RAW_LIMIT, RAW_CALLS, "lifecycle-100", "lifecycle-2x100", "drain", "drain-2", "claims-64",
+    "steps", "signals", "limits",
 )  # fmt: skip
 PEER_SERIES = {"drain": "one process", "drain-2": "two"}
 STORES = {"postgres": "Postgres", "sqlite": "SQLite"}

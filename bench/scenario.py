@@ -13,6 +13,9 @@ STORES = ("postgres", "sqlite")
 PAYLOAD = b'{"article":"' + b"x" * 436 + b'"}'
 RESULT = b'{"ok":true,"rows":"' + b"y" * 70 + b'"}'
 RAW_LIMIT = "raw limit"
+RAW_CALLS = "raw limit of 100 callers"
+RAW = "raw-"
+"""How the names of systems begin that run none of our code."""
 
 
 class Size(Struct, frozen=True, kw_only=True):
@@ -143,6 +146,13 @@ class Load:
                 done, seconds = await raw.limit(url, self.size.seconds, PAYLOAD, RESULT)
             self.limit = Figure(done / seconds).costing(cost, done)
         return self.limit.value
+
+    async def raw_calls(self) -> Figure:
+        """The same by a hundred callers that each wait for the end of their own execution."""
+        url = self.fresh()
+        async with counted(url) as cost:
+            done, seconds = await raw.calls(url, self.size.seconds, 100, PAYLOAD, RESULT)
+        return Figure(done / seconds, await self.raw_limit()).costing(cost, done)
 
 
 Run = Callable[[Load], Awaitable[Figures]]
