@@ -44,7 +44,7 @@ from flowfabric.core.flow.cancel import (
     check_cancel_policy,
     takes_members_along,
 )
-from flowfabric.core.flow.graph import Graph, Plan, check_graph, plan
+from flowfabric.core.flow.graph import Graph, Plan, check_graph, check_policy, plan
 from flowfabric.core.flow.grow import (
     MAX_UNAPPLIED,
     Added,
@@ -89,6 +89,8 @@ from flowfabric.store.rows.record import FLOWS
 MAX_ROUNDS = 100
 """How often a change of a flow is tried: a rival that adds members without a pause wins most."""
 MAX_TOLD = 1000
+MAX_UPSTREAMS = 2**31
+"""The most upstreams that a join can ask for before it has any."""
 
 T = TypeVar("T")
 FlowRule = Callable[[Flow | None, Millis], Awaitable[tuple[FlowChange | None, T]]]
@@ -298,6 +300,7 @@ class Flows(Service):
         """When the downstream runs: after all, any or so many of its upstreams. Said before its
         first edge; False when the same was said before."""
         key, execution = parse_uuid(flow, "flow"), ExecutionId(downstream)
+        check_policy(policy, MAX_UPSTREAMS, str(execution))
 
         async def decide(found: Flow | None, now: Millis) -> tuple[FlowChange | None, bool]:
             open = open_flow(found, key)
