@@ -63,7 +63,9 @@ async def test_a_parent_gives_its_lease_up_until_its_children_have_ended(lab: La
     assert answer.state is HELD
     seen = await described(lab, claim.id)
     assert (seen.vector.public, seen.vector.attempt) == (HELD, "attempt_interrupted")
-    assert (await kinds(lab, claim.id))[-1] is EventKind.WAITING_CHILDREN
+    *_, told = await lab.events(claim.id)
+    assert (told.kind, told.lease) == (EventKind.WAITING_CHILDREN, "released")
+    assert told.reason == "waiting_children"
     await flow.complete("one")
     assert await lab.state(claim.id) is HELD
     await flow.complete("two")

@@ -198,6 +198,7 @@ _REASON = {
     EventKind.DELAYED: "delayed",
     EventKind.HANDED_BACK: "handed_back",
     EventKind.SUSPENDED: "suspended",
+    EventKind.WAITING_CHILDREN: "waiting_children",
     EventKind.TURNED_AWAY: "budget_exhausted",
     EventKind.RECLAIMS_EXCEEDED: "max_reclaims_exceeded",
 }

@@ -125,7 +125,6 @@ def stand(snapshot: Snapshot, now: Millis, life: Life, **head: object) -> Snapsh
     closed = life.unsealed or (join is not None and join.state is JoinState.PENDING)
     match state:
         case Waiting(gate=Gate.DEPENDENCIES, next=next) if join is not None and not closed:
-            life = replace(life, touched_at=now)
             state = admit(life, next, now, snapshot.head.flags)
         case Waiting(gate=Gate.UNSEALED, next=next):
             state = admit(life, next, now, snapshot.head.flags)
@@ -133,6 +132,8 @@ def stand(snapshot: Snapshot, now: Millis, life: Life, **head: object) -> Snapsh
             state = admit(life, next, now, snapshot.head.flags)
         case _:
             pass
+    if state != snapshot.state:
+        life = replace(life, touched_at=now)
     return snapshot.to(state, life=life, **head)
 
 
