@@ -154,6 +154,7 @@ _LEASE: dict[EventKind, LeaseChange] = {
     EventKind.FAILED: "released",
     EventKind.CANCELLED: "released",
     EventKind.EXPIRED: "released",
+    EventKind.SKIPPED: "released",
     EventKind.RETRY_SCHEDULED: "released",
     EventKind.DELAYED: "released",
     EventKind.HANDED_BACK: "released",

@@ -182,16 +182,14 @@ def _fires(before: Join | None, join: Join) -> bool:
 
 
 def _skip(snapshot: Snapshot, now: Millis, life: Life) -> "Change[object]":
-    """One that never ran is skipped; one with an attempt in hand is cancelled, its lease with
-    it, unless it cleans up first: nothing that ran was skipped."""
+    """The execution is skipped, and its lease and its attempt end with it. One that asked for a
+    clean-up is cancelled, after it."""
     if life.cleanup is not None:
         return Change(None, snapshot, stand(snapshot, now, life))
-    if snapshot.current_attempt is None:
-        return end(snapshot, now, Outcome.SKIPPED, EventKind.SKIPPED, life, IMPOSSIBLE)
-    life = replace(life, cancel_reason=IMPOSSIBLE, cancelled_by="flow_cascade")
-    if (span := cleanup_time(snapshot)) is not None:
+    if (span := cleanup_time(snapshot)) is not None and snapshot.current_attempt is not None:
+        life = replace(life, cancel_reason=IMPOSSIBLE, cancelled_by="flow_cascade")
         return clean_up_first(snapshot, now, life, Outcome.CANCELLED, span, IMPOSSIBLE)
-    return end(snapshot, now, Outcome.CANCELLED, EventKind.CANCELLED, life, IMPOSSIBLE)
+    return end(snapshot, now, Outcome.SKIPPED, EventKind.SKIPPED, life, IMPOSSIBLE)
 
 
 def siblings(after: Snapshot | None, join: Join) -> tuple[OutboxEntry, ...]:
