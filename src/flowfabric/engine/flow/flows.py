@@ -18,6 +18,7 @@ from flowfabric.core.base.errors import (
     FlowConflict,
     FlowFabricError,
     FlowTerminal,
+    Invalid,
     NotFound,
     StaleRevision,
 )
@@ -28,6 +29,7 @@ from flowfabric.core.base.text import (
     MAX_REASON,
     check_kind,
     check_namespace,
+    check_tag_key,
     check_tags,
     check_text,
 )
@@ -413,6 +415,28 @@ class Flows(Service):
             replayed += await self._replay_page(plan, plan.members[start : start + PAGE])
         await self._resolver.resolve(key)  # the flow is open again before a caller waits for it
         return replayed
+
+    async def set_tags(self, flow: UUID, tags: Mapping[str, str]) -> int:
+        """Adds or replaces tags, all or none, in any state; returns how many."""
+        key, checked = parse_uuid(flow, "flow"), check_tags(tags)
+        if not checked:
+            raise Invalid("give at least one tag")
+
+        async def decide(found: Flow | None, now: Millis) -> tuple[FlowChange, int]:
+            present = known(found, key)
+            after = changed(present, now, tags={**present.tags, **checked})
+            return FlowChange(present, after), len(checked)
+
+        return await self._change(key, decide)
+
+    async def set_tag(self, flow: UUID, key: str, value: str) -> None:
+        await self.set_tags(flow, {check_tag_key(key): value})
+
+    async def get_tag(self, flow: UUID, key: str) -> str | None:
+        """A tag's value; None if the tag or the flow does not exist."""
+        name = check_tag_key(key)
+        found = await find(self._context.store, FLOWS, parse_uuid(flow, "flow"))
+        return None if found is None else found.tags.get(name)
 
     async def drain(self) -> None:
         """What this process does by itself for flows after its commits is done."""
