@@ -149,6 +149,8 @@ _FLOWS = [
     _flow("POST", "/edge-groups/{downstream}", "submit", {"kind": "all_of"}, "/edge-groups/{run}"),
     _flow("POST", "/replay", "operate"),
     _flow("POST", "/seal", "submit"),
+    _flow("GET", "/tags", "read"),
+    _flow("PUT", "/tags", "operate", {"a.b": "c"}),
     _flow("POST", "/members", "submit", {"execution_id": "{run}"}),
     _flow("POST", "/edges", "submit", {**EDGE, "expected_graph_revision": 0}),
     _flow("POST", "/edges/apply", "submit", {**EDGE, "edge_id": "{edge}", "graph_revision": 0}),

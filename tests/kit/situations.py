@@ -302,7 +302,7 @@ _LEGAL = [
     "suspended unowned not_applicable waiting_for_signal|waiting_for_approval|"
     "waiting_for_callback|waiting_for_tool_result|paused_by_operator|paused_by_policy|"
     "waiting_for_budget none attempt_interrupted",
-    f"{_OVER} success|failed|cancelled|expired attempt_terminal",
+    f"{_OVER} success|failed|cancelled|expired|skipped attempt_terminal",
     f"{_OVER} cancelled|expired|skipped {_PENDING}",
 ]
 LEGAL = [[set(choice.split("|")) for choice in line.split()] for line in _LEGAL]

@@ -138,7 +138,7 @@ async def test_a_body_of_bytes_needs_a_right_query(
 
 
 async def test_a_body_of_exactly_the_limit_passes(http: httpx.AsyncClient) -> None:
-    """E-T041"""
+    """E-T041, C-T143"""
     headers = {"Content-Type": "application/octet-stream"}
     query = without(EXECUTION, "input_payload")
     fits = await http.post(URL, params=query, content=b"x" * (1 << 20), headers=headers)

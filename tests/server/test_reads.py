@@ -84,6 +84,19 @@ async def test_a_search_for_the_members_of_a_flow(http: httpx.AsyncClient, engin
     assert (wrong.status_code, wrong.json()["code"]) == (400, "invalid_id")
 
 
+async def test_tags_of_a_flow(http: httpx.AsyncClient, engine: Engine) -> None:
+    """C-T139"""
+    flow = UUID(int=1)
+    await engine.flows.create("nightly", id=flow, tags={"app.old": "0"})
+    assert (await http.put(f"/v1/flows/{flow}/tags", json={"app.x": "1"})).json() == {"set": 1}
+    assert (await http.get(f"/v1/flows/{flow}/tags")).json() == {"app.old": "0", "app.x": "1"}
+    wrong = await http.put(f"/v1/flows/{flow}/tags", json={"nodot": "1"})
+    assert (wrong.status_code, wrong.json()["code"]) == (400, "invalid_tag_key")
+    unknown = f"/v1/flows/{UUID(int=2)}/tags"
+    assert (await http.put(unknown, json={"app.x": "1"})).status_code == 404
+    assert (await http.get(unknown)).status_code == 404
+
+
 async def test_reads_wait_for_the_end(http: httpx.AsyncClient, engine: Engine) -> None:
     id = await make(http)
     (claim,) = await engine.claims.claim(WorkerIdentity("w", "w1"))

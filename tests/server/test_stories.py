@@ -157,6 +157,28 @@ TWO_PEOPLE = {
 }
 
 
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_branch_that_fails_skips_the_fan_in(player: Player, fails: bool) -> None:
+    """C-T145: fan out and in; with a branch that fails the fan-in is skipped"""
+    http, flow = player.http, await create_flow(player.http)
+    root, left, right, last = [
+        await add_member(http, flow, lane_id=lane) for lane in ("root", "left", "right", "last")
+    ]
+    revision = 4
+    for pair in ((root, left), (root, right), (left, last), (right, last)):
+        revision = await player.depend(flow, *pair, revision)
+    await player.do(await player.take("root"), "complete")
+    await player.do(await player.take("left"), "complete")
+    claim = await player.take("right")
+    if fails:
+        await player.do(claim, "fail", reason="broken", category="permanent")
+        assert await player.states(left, right, last) == ["completed", "failed", "skipped"]
+        return
+    await player.do(claim, "complete")
+    await player.do(await player.take("last"), "complete")
+    assert await player.states(root, left, right, last) == ["completed"] * 4
+
+
 async def test_deploy_approval(player: Player) -> None:
     """7.6: fan out and in, routing by capability, the two-person rule, a rolling summary."""
     http, flow = player.http, await create_flow(player.http)

@@ -269,6 +269,8 @@ _TABLE: list[list[Operation]] = [
     _operations("flows", _STEER, "cancel_header", flow=_FLOW),
     _operations("flows", _STEER, "acknowledge", flow=_FLOW, id=_RUN),
     _operations("flows", "operate", "replay", again=Again.ONCE, flow=_FLOW),
+    _operations("flows", "operate", "set_tags set_tag", flow=_FLOW),
+    _operations("flows", _READ, "get_tag", flow=_FLOW),
     _operations("flow_views", _READ, "get describe members groups edges graph", id=_FLOW),
     _operations("flow_views", _READ, "wait", waits=True, id=_FLOW),
     _operations("flow_views", _READ, "is_orphan edge", flow=_FLOW),

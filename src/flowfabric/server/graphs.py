@@ -202,6 +202,24 @@ async def seal_flow(request: Request[Any, Any, Any], id: FromPath[str]) -> Respo
     return respond({"sealed": await engine_of(request).flows.seal(key)})
 
 
+@get("/v1/flows/{id:str}/tags", opt=needs("read"))
+async def flow_tags(request: Request[Any, Any, Any], id: FromPath[str]) -> Response[dict[str, str]]:
+    """The tags of a flow."""
+    found = await engine_of(request).flow_views.get(await find_flow(request, id))
+    if found is None:
+        raise NotFound("flow", id)
+    return respond(found.tags)
+
+
+@put("/v1/flows/{id:str}/tags", opt=needs("operate"))
+async def set_flow_tags(
+    request: Request[Any, Any, Any], id: FromPath[str], data: JSONBody[dict[str, str]]
+) -> Response[dict[str, int]]:
+    """Adds or replaces tags, all or none."""
+    key = await find_flow(request, id)
+    return respond({"set": await engine_of(request).flows.set_tags(key, data)})
+
+
 async def _existing(request: Request[Any, Any, Any], id: str) -> UUID:
     key = await find_flow(request, id)
     if await engine_of(request).flow_views.get(key) is None:
@@ -237,4 +255,6 @@ HANDLERS = [
     declare_edge_group,
     replay_flow,
     seal_flow,
+    flow_tags,
+    set_flow_tags,
 ]

@@ -41,7 +41,7 @@ async def due_in(lab: Lab, id_of: UUID, span: int) -> None:
 async def test_what_waits_for_a_moment_wakes_by_itself(
     lab: Lab, name: str, blocking: str, attempt: str
 ) -> None:
-    """E-X10, §3.25, FLAW-8: promoted on time, not a millisecond before, and told to nobody"""
+    """E-X10, C-T128, §3.25, FLAW-8: promoted on time, not a millisecond before, and told to nobody"""
     id = await LIVING[name](lab)
     await due_in(lab, id.uuid, DELAY)
     events = await lab.events(id)
@@ -127,7 +127,7 @@ async def test_a_lease_is_marked_by_hand_once(lab: Lab) -> None:
 
 
 async def test_after_a_reclaim_no_sweep_disturbs_the_new_owner(lab: Lab) -> None:
-    """E-X07, FLAW-5"""
+    """E-X07, C-T127, FLAW-5"""
     first = await lab.running()
     await lab.lose(first)
     second = await lab.claim_one(W2)
@@ -139,7 +139,7 @@ async def test_after_a_reclaim_no_sweep_disturbs_the_new_owner(lab: Lab) -> None
 
 
 async def test_an_attempt_that_runs_too_long_expires_the_execution(lab: Lab) -> None:
-    """E-T190, D-18: no retry left"""
+    """E-T190, C-T126, D-18: no retry left"""
     claim = await lab.running(policy=timeouts(attempt=5000))
     await due_in(lab, claim.uuid, 5000)
     await lab.pass_time(4999)
@@ -162,7 +162,7 @@ async def test_an_attempt_that_runs_too_long_expires_the_execution(lab: Lab) -> 
 
 
 async def test_an_attempt_that_runs_too_long_is_retried_while_it_may_be(lab: Lab) -> None:
-    """D-18: a failure of category timeout"""
+    """C-T126, D-18: a failure of category timeout"""
     claim = await lab.running(policy={**RETRY, **timeouts(attempt=5000)})
     for expected in (1, 2):
         await lab.pass_time(5000)
@@ -263,7 +263,7 @@ async def test_a_lease_and_an_attempt_that_end_together_are_a_timeout(lab: Lab) 
 
 @pytest.mark.parametrize("name", LIVING)
 async def test_a_deadline_ends_whatever_lives(lab: Lab, name: str) -> None:
-    """E-T190, E-T191, E-X10, FLAW-9: in every state, once, and with the attempt in hand"""
+    """E-T190, E-T191, E-X10, C-T128, FLAW-9: in every state, once, and with the attempt in hand"""
     policy = {**RETRY, **timeouts(deadline=100_000)}
     id = await LIVING[name](lab, policy=policy)
     before = await load(lab, id)

@@ -254,6 +254,8 @@ async def test_what_does_not_wait_for_a_worker_is_not_leaseable(lab: Lab) -> Non
     owned = await lab.running()
     with pytest.raises(LeaseConflict):
         await lab.engine.grants.claim(owned.id, W1)
+    with pytest.raises(NotLeaseable):  # §3.65: what a second redemption gets
+        await lab.engine.grants.claim(owned.id, W1)
 
 
 async def test_an_attempt_that_is_not_the_expected_one_is_not_started(lab: Lab) -> None:

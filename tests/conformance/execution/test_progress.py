@@ -13,15 +13,20 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind
+from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Step
+from flowfabric.core.execution.submission import Submission
+from flowfabric.core.flow.join import Edge
+from flowfabric.core.limit.quota import Quota
 from flowfabric.engine.execution.claims import Claim
+from flowfabric.engine.flow.flows import FlowCreated
 from flowfabric.store.queries import Progress
 from tests.kit.lab import Lab
 from tests.kit.owners import (
     RETRYING,
     STEP,
 )
-from tests.kit.situations import RETRY_AT_ONCE
+from tests.kit.situations import RETRY_AT_ONCE, take
 
 # -- what is written beside the lease
 
@@ -123,6 +128,33 @@ async def test_every_change_is_seen_as_the_last_thing_that_happened(lab: Lab) ->
         lab.clock.advance(7)
         await act()
         assert await touched_at(lab, delayed) == lab.clock.now()
+
+
+async def test_limits_and_upstreams_are_seen_as_the_last_thing_that_happened(lab: Lab) -> None:
+    """§2.7: admission, an edge that is applied and one that is satisfied, told by no event"""
+    await lab.engine.quotas.create(Quota(name="one", concurrency=1))
+    first, second = [await lab.submit(policy={"quotas": [{"quota": "one"}]}) for _ in range(2)]
+    await lab.engine.sweep.once()
+    lab.clock.advance(7)
+    await lab.complete(await lab.claim_one())
+    await lab.engine.sweep.once()
+    assert await lab.state(second) is PublicState.WAITING
+    assert await touched_at(lab, second) == lab.clock.now()
+    assert await touched_at(lab, first) == lab.clock.now()
+    flow = await lab.engine.flows.create("nightly", eager=True)
+    assert isinstance(flow, FlowCreated)
+    upstream, child = [
+        (await lab.engine.flows.add(flow.id, Submission(kind="job"))).id for _ in range(2)
+    ]
+    lab.clock.advance(7)
+    await lab.engine.flows.stage(Edge(flow.id, flow.id, upstream.uuid, child.uuid))
+    assert await lab.state(child) is PublicState.WAITING_CHILDREN
+    assert await touched_at(lab, child) == lab.clock.now()
+    lab.clock.advance(7)
+    await lab.complete(await take(lab, upstream))
+    await lab.engine.sweep.once()
+    assert await lab.state(child) is PublicState.WAITING
+    assert await touched_at(lab, child) == lab.clock.now()
 
 
 @pytest.mark.rules

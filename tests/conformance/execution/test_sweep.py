@@ -133,7 +133,7 @@ async def test_a_sweep_is_not_limited_to_a_page(lab: Lab) -> None:
 
 
 async def test_two_engines_that_sweep_at_once_do_each_thing_once(lab: Lab, second_lab: Lab) -> None:
-    """§3.66: safe to run on many nodes"""
+    """C-T129, §3.66: safe to run on many nodes"""
     leased = [await situations.running(lab, policy=RETRY) for _ in range(20)]
     late = [await lab.submit(deadline_at=Millis(lab.clock.now() + 5)) for _ in range(20)]
     slow = [await situations.running(lab, policy=timeouts(attempt=9)) for _ in range(20)]
@@ -219,7 +219,7 @@ async def live_engine(store_url: str) -> AsyncIterator[Engine]:
 
 
 async def test_the_sweep_runs_in_the_background(live_engine: Engine) -> None:
-    """INV-18 on the real clock: a delay, a lease and a deadline come true by themselves"""
+    """C-T130, INV-18 on the real clock: a delay, a lease and a deadline come true by themselves"""
     live_engine.sweep.start()
     live_engine.sweep.start()
     soon = Millis(live_engine.now() + 50)

@@ -441,10 +441,18 @@ async def test_a_join_is_said_before_the_first_edge(lab: Lab) -> None:
     assert (await flow.flow()).revision == revision
     await flow.link("a>b")
     before = await kept(flow)
-    with pytest.raises(InvalidGraph, match="edge_group_policy_already_fixed"):
-        await set_join(flow.id, flow["b"], Quorum(1))
+    for late in (Quorum(1), Quorum(1, Rest.LET_RUN)):  # also the very same: 1.4, check 6 before 7
+        with pytest.raises(InvalidGraph, match="edge_group_policy_already_fixed"):
+            await set_join(flow.id, flow["b"], late)
     assert await kept(flow) == before
-    assert await set_join(flow.id, flow["b"], Quorum(1, Rest.LET_RUN)) is False
+
+
+async def test_a_join_is_fixed_by_the_first_edge_though_none_was_said(lab: Lab) -> None:
+    """C-T35: a child without a policy waits for all, and its first edge fixes that"""
+    flow = await Growing.begin(lab, "a", "b")
+    await flow.link("a>b")
+    with pytest.raises(InvalidGraph, match="edge_group_policy_already_fixed"):
+        await lab.engine.flows.set_join(flow.id, flow["b"], AllOf())
 
 
 NO_WORD: Any = "x"
@@ -459,8 +467,9 @@ async def test_a_join_that_says_nothing_is_refused(lab: Lab, bad: Any) -> None:
     """C-T35: k = 0, unknown words; nothing is written"""
     flow = await Growing.begin(lab, "a")
     before = await kept(flow)
-    with pytest.raises(Invalid):
-        await lab.engine.flows.set_join(flow.id, flow["a"], bad)
+    for id in (flow.id, fresh()):  # before the flow is looked for: 1.4, check 1
+        with pytest.raises(Invalid):
+            await lab.engine.flows.set_join(id, flow["a"], bad)
     assert await kept(flow) == before
 
 

@@ -26,10 +26,11 @@ from flowfabric.core.base.errors import (
     StaleRevision,
 )
 from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.execution.event import Family
 from flowfabric.core.execution.gate import DELAYS
 from flowfabric.core.execution.lease import AlreadySatisfied
 from flowfabric.core.execution.model import Ready, Waiting
-from flowfabric.core.execution.outcome import Outcome
+from flowfabric.core.execution.outcome import AttemptOutcome, Outcome
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission
 from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode
@@ -393,19 +394,28 @@ async def test_an_edge_gates_a_child_whatever_it_is_doing(lab: Lab, situation: S
     assert await lab.vector(flow["child"]) == before
 
 
-async def test_a_failed_upstream_ends_a_running_child(lab: Lab) -> None:
-    """F-15: its lease goes with it, and it was not skipped: it ran"""
+async def test_a_failed_upstream_skips_a_running_child(lab: Lab) -> None:
+    """F-15, I-13: in any state that has not ended; its lease and its attempt go with it"""
     flow = await Growing.begin(lab, "a", "child")
     await flow.seal()
     claim = await flow.take("child")
     await flow.link("a>child")
     await flow.fail("a")
-    assert await lab.state(flow["child"]) is PublicState.CANCELLED
-    assert await completions(lab, flow["child"]) == [Outcome.CANCELLED]
-    life = (await load(lab, flow["child"])).life
-    assert (life.cancel_reason, life.cancelled_by) == ("dependency_impossible", "flow_cascade")
-    with pytest.raises(NotActive):
+    assert await lab.state(flow["child"]) is PublicState.SKIPPED
+    assert await completions(lab, flow["child"]) == [Outcome.SKIPPED]
+    *_, told = await lab.events(flow["child"], family=Family.LEASE)
+    assert (told.lease, told.reason) == ("released", "dependency_impossible")
+    seen = await described(lab, flow["child"])
+    assert (seen.lease, seen.vector.attempt) == (None, "attempt_terminal")
+    [attempt] = await lab.engine.views.attempts(flow["child"])
+    assert attempt.outcome is AttemptOutcome.CANCELLED
+    closed = (await lab.engine.streams.read(flow["child"], 0)).closed
+    assert closed is not None
+    assert closed.reason == "dependency_impossible"
+    with pytest.raises(NotActive) as refusal:
         await lab.complete(claim)
+    assert refusal.value.outcome == "skipped"
+    assert (await flow.check()).ended == {"failed": 1, "skipped": 1}
 
 
 @pytest.mark.parametrize("outcome", [Outcome.SUCCESS, Outcome.FAILED, Outcome.CANCELLED])

@@ -252,22 +252,33 @@ async def test_scheduled_resets_keep_their_rhythm(lab: Lab) -> None:
     assert await used(lab, "never") == [10]
 
 
-async def test_a_reset_by_hand_keeps_the_schedule(lab: Lab) -> None:
-    """C-T84, C-T85"""
+async def test_a_reset_by_hand_moves_the_next_one(lab: Lab) -> None:
+    """C-T84, C-T85, coordination.md 2.5: a whole period begins, and the rhythm goes on from it"""
     await make(lab, every=Millis(10_000))
-    due = Millis(lab.clock.now() + 10_000)
     await spend(lab, 10)
     lab.clock.advance(3_000)
+    due = Millis(lab.clock.now() + 10_000)
     assert await lab.engine.budgets.reset("team") == Reset(due)
     assert await spend(lab, 10) == Spent()
     assert isinstance(await spend(lab, 1), HardBreach)
-    lab.clock.advance(17_500)  # its time has come and nobody has swept
-    assert await lab.engine.budgets.reset("team") == Reset(Millis(due + 20_000))
+    await lab.pass_time(9_999)
+    assert await used(lab, "team") == [10]
+    await lab.pass_time(2_501)  # F-41: the sweep comes late, and nothing drifts
+    budget = await lab.engine.budgets.get("team")
+    assert (budget.used, budget.next_reset_at) == ({}, due + 10_000)
+    await make(lab, name="never")
+    assert await lab.engine.budgets.reset("never") == Reset(None)
+
+
+async def test_a_reset_by_hand_after_its_time_has_come(lab: Lab) -> None:
+    """C-T84: nobody has swept; both resets count, and what is spent then is of the new period"""
+    await make(lab, every=Millis(10_000))
+    lab.clock.advance(17_500)
+    assert await lab.engine.budgets.reset("team") == Reset(Millis(lab.clock.now() + 10_000))
     await spend(lab, 2)
     await lab.engine.sweep.once()
     assert await used(lab, "team") == [2]
-    await make(lab, name="never")
-    assert await lab.engine.budgets.reset("never") == Reset(None)
+    assert (await lab.engine.budgets.get("team")).resets == 2
 
 
 async def test_resets_by_the_calendar(lab: Lab) -> None:

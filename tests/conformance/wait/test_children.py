@@ -11,8 +11,8 @@ import pytest
 
 from flowfabric.core.base.errors import InvalidHandle, LeaseExpired, NotActive, StaleLease
 from flowfabric.core.base.ids import ExecutionId
-from flowfabric.core.execution.event import EventKind
-from flowfabric.core.execution.outcome import Outcome
+from flowfabric.core.execution.event import EventKind, Family
+from flowfabric.core.execution.outcome import AttemptOutcome, Outcome
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.flow.grow import Added
 from flowfabric.core.flow.join import AnyOf, JoinState, Rest
@@ -63,7 +63,9 @@ async def test_a_parent_gives_its_lease_up_until_its_children_have_ended(lab: La
     assert answer.state is HELD
     seen = await described(lab, claim.id)
     assert (seen.vector.public, seen.vector.attempt) == (HELD, "attempt_interrupted")
-    assert (await kinds(lab, claim.id))[-1] is EventKind.WAITING_CHILDREN
+    *_, told = await lab.events(claim.id)
+    assert (told.kind, told.lease) == (EventKind.WAITING_CHILDREN, "released")
+    assert told.reason == "waiting_children"
     await flow.complete("one")
     assert await lab.state(claim.id) is HELD
     await flow.complete("two")
@@ -122,14 +124,18 @@ async def test_only_the_owner_may_wait(lab: Lab) -> None:
         await lab.engine.attempts.wait_children(again)
 
 
-async def test_a_child_that_fails_ends_the_parent_that_waits(lab: Lab) -> None:
-    """F-15, I-13: it ran, so it is cancelled and not skipped"""
+async def test_a_child_that_fails_skips_the_parent_that_waits(lab: Lab) -> None:
+    """F-15, I-13: with the attempt that it has interrupted"""
     flow, claim = await family(lab, "one", "two")
     await lab.engine.attempts.wait_children(claim)
     await flow.fail("one")
-    assert await completions(lab, claim.id) == [Outcome.CANCELLED]
-    assert (await load(lab, claim.id)).life.cancel_reason == "dependency_impossible"
+    assert await completions(lab, claim.id) == [Outcome.SKIPPED]
     assert (await described(lab, claim.id)).vector.attempt == "attempt_terminal"
+    [attempt] = await lab.engine.views.attempts(claim.id)
+    assert attempt.outcome is AttemptOutcome.CANCELLED
+    *leases, told = await lab.events(claim.id)
+    assert (told.kind, told.lease) == (EventKind.SKIPPED, None)  # it had given its lease up
+    assert list(await lab.events(claim.id, family=Family.LEASE)) == leases
 
 
 async def test_a_parent_may_wait_for_the_first(lab: Lab) -> None:

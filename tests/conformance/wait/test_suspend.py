@@ -103,6 +103,7 @@ async def test_suspend_signal_and_resumed_claim_show_exactly_these_vectors(lab: 
     seen = await described(lab, claim.id)
     assert (seen.attempt, seen.attempt_id, seen.epoch) == (0, claim.attempt_id, 1)
     assert (seen.lease, seen.state) == (None, PublicState.SUSPENDED)
+    assert seen.waitpoint == answer.primary.id  # §3.48
     [attempt] = await lab.engine.views.attempts(claim.id)
     assert (attempt.outcome, attempt.ended_at) == ("suspended", None)
 
@@ -111,7 +112,8 @@ async def test_suspend_signal_and_resumed_claim_show_exactly_these_vectors(lab: 
     assert heard.effect is Effect.SATISFIED
     assert words(await lab.vector(claim.id)) == RESUMED
     assert await lab.state(claim.id) is PublicState.WAITING
-    assert (await described(lab, claim.id)).epoch == 1
+    seen = await described(lab, claim.id)
+    assert (seen.epoch, seen.waitpoint) == (1, None)
 
     again = await lab.claim_one(W2)
     assert words(await lab.vector(claim.id)) == ACTIVE
@@ -260,6 +262,18 @@ async def test_a_key_is_remembered_for_its_window(
     lab.clock.advance(window - 1)
     known = await suspend(lab, claim, idempotency_key="k")
     assert known.suspension == first.suspension
+    lab.clock.advance(1)
+    with pytest.raises(NotActive):
+        await suspend(lab, claim, idempotency_key="k")
+
+
+async def test_a_key_is_remembered_for_the_timeout_of_the_policy(lab: Lab) -> None:
+    """E-T213, §1.9: the timeout that the request does not say is said by the policy"""
+    policy = {"suspension_policy": {"default_timeout_ms": 5_000, "timeout_behavior": "escalate"}}
+    claim = await lab.running(policy=policy)
+    first = await suspend(lab, claim, idempotency_key="k")
+    lab.clock.advance(64_999)
+    assert (await suspend(lab, claim, idempotency_key="k")).suspension == first.suspension
     lab.clock.advance(1)
     with pytest.raises(NotActive):
         await suspend(lab, claim, idempotency_key="k")

@@ -74,7 +74,7 @@ def as_step(name: str, position: int) -> StepRef:
 @by_both
 @every_ending
 async def test_a_timeout_that_ends_the_execution(lab: Lab, behaviour: Behaviour, how: str) -> None:
-    """E-T221, E-T225, E-X24, INV-12: the ending is told by its own word; suspension and
+    """E-T221, E-T225, E-X24, C-T127, INV-12: the ending is told by its own word; suspension and
     waitpoints are closed with it."""
     claim, answer = await waiting(lab, behaviour)
     await let_it_expire(lab, claim.id, how)

@@ -169,7 +169,7 @@ def test_members_live_in_the_partition_of_their_flow(flow: UUID, one: UUID, othe
 
 
 def test_lanes_choose_partitions_by_crc16_and_spread_well() -> None:
-    """E-T007"""
+    """E-T007, C-T141"""
     assert crc16(b"123456789") == 0x31C3
     lanes = [f"lane-{number}" for number in range(100)]
     chosen = {ExecutionId.solo(lane, SOME).partition_index for lane in lanes}
@@ -238,7 +238,7 @@ def test_a_partition_key_reads_back_and_is_a_bare_string_in_json(family: str, in
     ],
 )
 def test_a_partition_key_tells_what_is_wrong_with_it(text: object, expected: str) -> None:
-    """E-T013"""
+    """E-T013, C-T140"""
     assert key_reason(text) == expected
 
 

@@ -46,6 +46,7 @@ def test_an_id_is_read_as_it_is_written(ms: int, seq: int) -> None:
     ],
 )
 def test_what_is_no_cursor(cursor: object) -> None:
+    """C-T142"""
     for read in (parse_lower, parse_upper, parse_after):
         with pytest.raises(Invalid):
             read(cursor)

@@ -101,7 +101,8 @@ def test_a_new_part_changes_the_whole_so_that_it_cannot_be_deleted_meanwhile() -
 
 
 def test_a_reset_begins_a_new_period() -> None:
-    """C-T84: usage is gone, counters stay, what is set aside stays set aside"""
+    """C-T84: usage is gone, counters stay, what is set aside stays set aside, the next reset is a
+    whole interval away"""
     ledger = with_budgets(
         soft(
             used={"tokens": 9},
@@ -118,7 +119,7 @@ def test_a_reset_begins_a_new_period() -> None:
             next_reset_at=Millis(NOW + 100),
         )
     )
-    assert reset(ledger, "team", NOW) == Reset(Millis(NOW + 100))
+    assert reset(ledger, "team", NOW) == Reset(Millis(NOW + 5000))
     after = ledger.budgets["team"]
     assert (after.used, after.overrun, after.granted) == ({}, {}, {})
     assert (after.reserved, after.breaches, after.soft_breaches) == ({"tokens": 2}, 1, 2)

@@ -42,9 +42,9 @@
     ├── Contention                  lost a race, or not possible now: load and decide again
     │   ├── NotEligible             not waiting for a claim at this moment
     │   ├── NotLeaseable            cannot be taken with this kind of claim
+    │   │   └── LeaseConflict       another worker holds the lease
     │   ├── UseClaimResumed         an interrupted attempt: continue it instead
     │   ├── NotResumed              no interrupted attempt to continue
-    │   ├── LeaseConflict           another worker holds the lease
     │   ├── InvalidGrant            no grant, or a grant for another worker
     │   ├── GrantExpired            the grant expired before it was redeemed
     │   ├── WaitpointExists         the id of a new waitpoint is taken
@@ -350,7 +350,7 @@ class NotResumed(Contention):
     code = "not_a_resumed_execution"
 
 
-class LeaseConflict(Contention):
+class LeaseConflict(NotLeaseable):
     code = "lease_conflict"
 
 

@@ -154,6 +154,7 @@ _LEASE: dict[EventKind, LeaseChange] = {
     EventKind.FAILED: "released",
     EventKind.CANCELLED: "released",
     EventKind.EXPIRED: "released",
+    EventKind.SKIPPED: "released",
     EventKind.RETRY_SCHEDULED: "released",
     EventKind.DELAYED: "released",
     EventKind.HANDED_BACK: "released",
@@ -198,6 +199,7 @@ _REASON = {
     EventKind.DELAYED: "delayed",
     EventKind.HANDED_BACK: "handed_back",
     EventKind.SUSPENDED: "suspended",
+    EventKind.WAITING_CHILDREN: "waiting_children",
     EventKind.TURNED_AWAY: "budget_exhausted",
     EventKind.RECLAIMS_EXCEEDED: "max_reclaims_exceeded",
 }

@@ -289,11 +289,8 @@ def _active(ownership: Ownership, blocking: Blocking, attempt: AttemptState) -> 
 
 
 def _terminal(outcome: Outcome, pending: Start | None) -> Vector:
-    if pending is None:
-        legal, attempt = outcome is not Outcome.SKIPPED, AttemptState.TERMINAL
-    else:
-        legal, attempt = outcome in _NEVER_RUN and pending in _NEW_ATTEMPTS, _PENDING[pending]
-    if not legal:
+    attempt = AttemptState.TERMINAL if pending is None else _PENDING[pending]
+    if pending is not None and not (outcome in _NEVER_RUN and pending in _NEW_ATTEMPTS):
         raise Corruption(f"ended as {outcome_word(outcome)} with {attempt}")
     return Vector(
         Phase.TERMINAL,

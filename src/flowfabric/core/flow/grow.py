@@ -145,11 +145,10 @@ def set_policy(
     """Says when the downstream runs, before its first edge; None when that was said before."""
     downstream = _member(flow, downstream)
     join = downstream.life.join
-    if join is not None and join.policy == policy:
-        return None
     if join is not None and join.n:
         raise InvalidGraph("edge_group_policy_already_fixed: the first edge is there")
-    check_policy(policy, 2**31, str(downstream.execution.id))
+    if join is not None and join.policy == policy:
+        return None
     change = rejoined(downstream, now, replace(downstream.life, join=Join(policy=policy)))
     return FlowChange(flow, changed(flow, now), changes=(change,))
 

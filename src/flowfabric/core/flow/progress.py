@@ -125,7 +125,6 @@ def stand(snapshot: Snapshot, now: Millis, life: Life, **head: object) -> Snapsh
     closed = life.unsealed or (join is not None and join.state is JoinState.PENDING)
     match state:
         case Waiting(gate=Gate.DEPENDENCIES, next=next) if join is not None and not closed:
-            life = replace(life, touched_at=now)
             state = admit(life, next, now, snapshot.head.flags)
         case Waiting(gate=Gate.UNSEALED, next=next):
             state = admit(life, next, now, snapshot.head.flags)
@@ -133,6 +132,8 @@ def stand(snapshot: Snapshot, now: Millis, life: Life, **head: object) -> Snapsh
             state = admit(life, next, now, snapshot.head.flags)
         case _:
             pass
+    if state != snapshot.state:
+        life = replace(life, touched_at=now)
     return snapshot.to(state, life=life, **head)
 
 
@@ -181,16 +182,14 @@ def _fires(before: Join | None, join: Join) -> bool:
 
 
 def _skip(snapshot: Snapshot, now: Millis, life: Life) -> "Change[object]":
-    """One that never ran is skipped; one with an attempt in hand is cancelled, its lease with
-    it, unless it cleans up first: nothing that ran was skipped."""
+    """The execution is skipped, and its lease and its attempt end with it. One that asked for a
+    clean-up is cancelled, after it."""
     if life.cleanup is not None:
         return Change(None, snapshot, stand(snapshot, now, life))
-    if snapshot.current_attempt is None:
-        return end(snapshot, now, Outcome.SKIPPED, EventKind.SKIPPED, life, IMPOSSIBLE)
-    life = replace(life, cancel_reason=IMPOSSIBLE, cancelled_by="flow_cascade")
-    if (span := cleanup_time(snapshot)) is not None:
+    if (span := cleanup_time(snapshot)) is not None and snapshot.current_attempt is not None:
+        life = replace(life, cancel_reason=IMPOSSIBLE, cancelled_by="flow_cascade")
         return clean_up_first(snapshot, now, life, Outcome.CANCELLED, span, IMPOSSIBLE)
-    return end(snapshot, now, Outcome.CANCELLED, EventKind.CANCELLED, life, IMPOSSIBLE)
+    return end(snapshot, now, Outcome.SKIPPED, EventKind.SKIPPED, life, IMPOSSIBLE)
 
 
 def siblings(after: Snapshot | None, join: Join) -> tuple[OutboxEntry, ...]:

@@ -36,12 +36,16 @@ def turn_over(ledger: BudgetLedger, now: Millis) -> None:
 
 
 def reset(ledger: BudgetLedger, name: str, now: Millis) -> Reset:
-    """Starts a new period. The rhythm of scheduled resets stays."""
+    """Starts a new period. The next reset is one interval from now, or at the next time of the
+    calendar."""
     budget = ledger.budgets.get(name)
     if budget is None:
         raise NotFound("budget", name)
-    ledger.put(new_period(current(budget, now), now))
-    return Reset(ledger.budgets[name].next_reset_at)
+    fresh = new_period(current(budget, now), now)
+    if fresh.every is not None:
+        fresh = replace(fresh, next_reset_at=Millis(now + fresh.every))
+    ledger.put(fresh)
+    return Reset(fresh.next_reset_at)
 
 
 def create(ledger: BudgetLedger, budget: Budget, now: Millis) -> Created | Known:

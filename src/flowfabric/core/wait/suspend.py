@@ -468,7 +468,7 @@ class _Suspending:
         after = self._snapshot.to(
             Active(self._lease), life=life, flags=self._snapshot.head.flags | Flags.WAITPOINTS
         )
-        return self._change(outcome, after, steps)
+        return self._change(outcome, after, steps, suspension)
 
     def _park(self, suspension: Suspension) -> "Change[NowSuspended | AlreadyMet]":
         snapshot, request, lease = self._snapshot, self._request, self._lease
@@ -497,16 +497,20 @@ class _Suspending:
             suspension=str(suspension.id),
         )
         outcome = NowSuspended(suspension.id, tuple(self._binder.bound), snapshot)
-        change = self._change(outcome, after, request.steps)
+        change = self._change(outcome, after, request.steps, suspension)
         return replace(change, events=(event,), attempts=closing_attempts(snapshot))
 
     def _change(
-        self, outcome: NowSuspended | AlreadyMet, after: Snapshot, steps: tuple[Step, ...]
+        self,
+        outcome: NowSuspended | AlreadyMet,
+        after: Snapshot,
+        steps: tuple[Step, ...],
+        suspension: Suspension,
     ) -> "Change[NowSuspended | AlreadyMet]":
         key = _repeat_key(self._request)
         dedup = list(self._dedup.values())
         if key is not None:
-            dedup.append(_answer_record(key, outcome, self._request, self._now))
+            dedup.append(_answer_record(key, outcome, suspension, self._now))
         return Change(
             outcome,
             self._snapshot,
@@ -551,9 +555,9 @@ def _repeat_key(request: Suspend) -> bytes | None:
 
 
 def _answer_record(
-    key: bytes, outcome: NowSuspended | AlreadyMet, request: Suspend, now: Millis
+    key: bytes, outcome: NowSuspended | AlreadyMet, suspension: Suspension, now: Millis
 ) -> DedupRecord:
-    moments = [wait.timeout_at for wait in request.waits if wait.timeout_at is not None]
+    moments = [arm.timeout_at for arm in suspension.arms if arm.timeout_at is not None]
     until = now + REPEAT_WINDOW
     if moments:
         until = min(until, max(now, min(moments)) + REPEAT_GRACE)

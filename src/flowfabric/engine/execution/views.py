@@ -26,14 +26,24 @@ from flowfabric.core.base.numbers import (
     check_whole,
 )
 from flowfabric.core.base.text import check_tag, check_text
-from flowfabric.core.base.time import Millis, check_moment
+from flowfabric.core.base.time import NO_TIME, Millis, check_moment
 from flowfabric.core.execution.attempts import inline_attempts
 from flowfabric.core.execution.cleaning import Cleanup
 from flowfabric.core.execution.failures import FailureGroup, FailureGroups
 from flowfabric.core.execution.grant import grant_at
 from flowfabric.core.execution.granted import Grant
 from flowfabric.core.execution.history import StepView, describe_steps
-from flowfabric.core.execution.model import Active, Attempt, Ended, Failure, Lost, Outcome, Snapshot
+from flowfabric.core.execution.model import (
+    Active,
+    Attempt,
+    Ended,
+    Failure,
+    Flags,
+    Lost,
+    Outcome,
+    Ready,
+    Snapshot,
+)
 from flowfabric.core.execution.status import (
     Blocking,
     PublicState,
@@ -45,6 +55,7 @@ from flowfabric.core.execution.status import (
 from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.versions import version_of, without_versions
 from flowfabric.core.explain.summary import summarise_wait
+from flowfabric.core.wait.resume import suspension_of
 from flowfabric.engine.context import Service, exactly
 from flowfabric.store.queries import (
     ByPartition,
@@ -77,7 +88,8 @@ class LeaseView(Struct, frozen=True):
 
 
 class Description(Struct, frozen=True, kw_only=True):
-    """Everything about one execution except its payload and result."""
+    """Everything about one execution except its payload and result. `waitpoint` is the first one
+    that it waits at while it is suspended."""
 
     id: ExecutionId
     kind: str
@@ -94,6 +106,7 @@ class Description(Struct, frozen=True, kw_only=True):
     attempts_made: int
     lease: LeaseView | None
     grant: Grant | None = None
+    waitpoint: UUID | None = None
     retries: int
     reclaims: int
     replays: int
@@ -557,6 +570,7 @@ def _description(detail: Detail, snapshot: Snapshot, now: Millis) -> Description
         attempts_made=snapshot.attempts_made,
         lease=_lease_view(snapshot),
         grant=grant_at(snapshot, now),
+        waitpoint=_current_waitpoint(snapshot),
         retries=life.retries,
         reclaims=max(0, snapshot.reclaims),
         replays=life.replays,
@@ -565,7 +579,7 @@ def _description(detail: Detail, snapshot: Snapshot, now: Millis) -> Description
         started_at=snapshot.started_at,
         ended_at=_ended_at(snapshot),
         deadline_at=snapshot.deadline_at,
-        touched_at=max(detail.touched_at, life.touched_at or detail.touched_at),
+        touched_at=max(detail.touched_at, life.touched_at or NO_TIME, _admitted_at(snapshot)),
         failure=life.failure,
         cancel_reason=life.cancel_reason,
         cancelled_by=life.cancelled_by,
@@ -580,6 +594,18 @@ def _description(detail: Detail, snapshot: Snapshot, now: Millis) -> Description
         key=execution.facts.key,
         tags=dict(sorted(detail.tags.items())),
     )
+
+
+def _current_waitpoint(snapshot: Snapshot) -> UUID | None:
+    suspension = suspension_of(snapshot)
+    bound = () if suspension is None else suspension.arms[0].bound
+    return bound[0].id if bound else None
+
+
+def _admitted_at(snapshot: Snapshot) -> Millis:
+    """When its limits let it in, which no event shows."""
+    limited = snapshot.head.flags & Flags.LIMITS and isinstance(snapshot.state, Ready)
+    return snapshot.admitted_at if limited else NO_TIME
 
 
 def _source_of(id: str | None) -> ExecutionId | None:

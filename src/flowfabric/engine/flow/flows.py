@@ -18,6 +18,7 @@ from flowfabric.core.base.errors import (
     FlowConflict,
     FlowFabricError,
     FlowTerminal,
+    Invalid,
     NotFound,
     StaleRevision,
 )
@@ -28,6 +29,7 @@ from flowfabric.core.base.text import (
     MAX_REASON,
     check_kind,
     check_namespace,
+    check_tag_key,
     check_tags,
     check_text,
 )
@@ -44,7 +46,7 @@ from flowfabric.core.flow.cancel import (
     check_cancel_policy,
     takes_members_along,
 )
-from flowfabric.core.flow.graph import Graph, Plan, check_graph, plan
+from flowfabric.core.flow.graph import Graph, Plan, check_graph, check_policy, plan
 from flowfabric.core.flow.grow import (
     MAX_UNAPPLIED,
     Added,
@@ -89,6 +91,8 @@ from flowfabric.store.rows.record import FLOWS
 MAX_ROUNDS = 100
 """How often a change of a flow is tried: a rival that adds members without a pause wins most."""
 MAX_TOLD = 1000
+MAX_UPSTREAMS = 2**31
+"""The most upstreams that a join can ask for before it has any."""
 
 T = TypeVar("T")
 FlowRule = Callable[[Flow | None, Millis], Awaitable[tuple[FlowChange | None, T]]]
@@ -298,6 +302,7 @@ class Flows(Service):
         """When the downstream runs: after all, any or so many of its upstreams. Said before its
         first edge; False when the same was said before."""
         key, execution = parse_uuid(flow, "flow"), ExecutionId(downstream)
+        check_policy(policy, MAX_UPSTREAMS, str(execution))
 
         async def decide(found: Flow | None, now: Millis) -> tuple[FlowChange | None, bool]:
             open = open_flow(found, key)
@@ -410,6 +415,28 @@ class Flows(Service):
             replayed += await self._replay_page(plan, plan.members[start : start + PAGE])
         await self._resolver.resolve(key)  # the flow is open again before a caller waits for it
         return replayed
+
+    async def set_tags(self, flow: UUID, tags: Mapping[str, str]) -> int:
+        """Adds or replaces tags, all or none, in any state; returns how many."""
+        key, checked = parse_uuid(flow, "flow"), check_tags(tags)
+        if not checked:
+            raise Invalid("give at least one tag")
+
+        async def decide(found: Flow | None, now: Millis) -> tuple[FlowChange, int]:
+            present = known(found, key)
+            after = changed(present, now, tags={**present.tags, **checked})
+            return FlowChange(present, after), len(checked)
+
+        return await self._change(key, decide)
+
+    async def set_tag(self, flow: UUID, key: str, value: str) -> None:
+        await self.set_tags(flow, {check_tag_key(key): value})
+
+    async def get_tag(self, flow: UUID, key: str) -> str | None:
+        """A tag's value; None if the tag or the flow does not exist."""
+        name = check_tag_key(key)
+        found = await find(self._context.store, FLOWS, parse_uuid(flow, "flow"))
+        return None if found is None else found.tags.get(name)
 
     async def drain(self) -> None:
         """What this process does by itself for flows after its commits is done."""

@@ -172,7 +172,7 @@ class Budgets(Service):
         )
 
     async def reset(self, name: str) -> Reset:
-        """Starts a new period now. The rhythm of scheduled resets stays."""
+        """Starts a new period now; the next reset is one interval away."""
         asked = check_budget_name(name)
         return await self._post(
             (asked,), lambda books, now: budget_changes.reset(books, asked, now)
