@@ -3,12 +3,15 @@
 import base64
 import json
 from typing import Any
+from unittest.mock import AsyncMock
 from uuid import UUID
 
 import httpx
 import pytest
 
+from flowfabric.core.base.errors import RetryExhausted
 from flowfabric.core.base.ids import lane_partition
+from flowfabric.engine.engine import Engine
 from flowfabric.store.clock import ManualClock
 from tests.kit.http import EXECUTION, HOME, LANE, NOBODY, create, error_of, tagged, without
 from tests.kit.lab import W1, W2, Lab
@@ -681,6 +684,15 @@ async def test_a_large_body_is_413_also_where_it_is_ignored(
     assert fits.status_code in (400, 404)
 
 
+async def test_reads_have_the_limit_of_their_path_as_well(http: httpx.AsyncClient) -> None:
+    """server-sdk.md 1.6: GET and POST of `/v1/executions` share it."""
+    content, query = b" " * (1 << 20), {"partition": HOME}
+    fits = await http.request("GET", URL, params=query, content=content)
+    assert fits.status_code == 200
+    reply = await http.request("GET", URL, params=query, content=content + b" ")
+    assert (reply.status_code, reply.json()["limit_bytes"]) == (413, 1 << 20)
+
+
 async def test_the_body_may_not_contradict_the_path(http: httpx.AsyncClient) -> None:
     id, other = await create(http), await create(http)
     body = {"execution_id": other, "reason": "r"}
@@ -690,11 +702,24 @@ async def test_the_body_may_not_contradict_the_path(http: httpx.AsyncClient) -> 
 
 
 @pytest.mark.parametrize("path", ["/v1/nothing", "/v1/executions/a/b/c", "/nothing"])
-async def test_an_unknown_route_is_an_empty_404(http: httpx.AsyncClient, path: str) -> None:
-    reply = await http.get(path)
-    assert (reply.status_code, reply.content) == (404, b"")
+async def test_an_unknown_route_says_so(http: httpx.AsyncClient, path: str) -> None:
+    refused = error_of(await http.get(path), 404)
+    assert (refused["error"], refused["code"]) == ("not found: route", "route_not_found")
 
 
-async def test_a_wrong_method_is_an_empty_405(http: httpx.AsyncClient) -> None:
+async def test_a_wrong_method_says_which_ones_are_right(http: httpx.AsyncClient) -> None:
     reply = await http.delete(URL)
-    assert (reply.status_code, reply.content) == (405, b"")
+    assert error_of(reply, 405)["code"] == "method_not_allowed"
+    assert reply.headers["allow"] == "GET, OPTIONS, POST"
+
+
+async def test_a_race_lost_too_often_is_503_with_a_hint(
+    engine: Engine, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rule of execution.md 5.4, C-T52 over HTTP."""
+    lost = AsyncMock(side_effect=RetryExhausted("changed by others 10 times in a row"))
+    monkeypatch.setattr(engine.executions, "change_priority", lost)
+    reply = await http.put(f"{URL}/{NOBODY}/priority", json={"new_priority": 1})
+    refused = error_of(reply, 503)
+    assert (refused["kind"], refused["retryable"]) == ("retry_exhausted", True)
+    assert reply.headers["retry-after"] == "1"

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.kit.http import EXECUTION
+from tests.kit.http import EXECUTION, NOBODY
 from tests.kit.server_process import ServerProcess, server_process
 
 APP = """
@@ -32,6 +32,19 @@ def test_a_server_serves_and_drains(store: str) -> None:
         assert httpx.get(f"{server.url}/readyz").json()["status"] == "ready"
         assert server.stop() == 0
         assert any("draining" in line for line in server.lines)
+
+
+def test_a_server_has_a_key_for_waitpoints_from_its_start(store: str) -> None:
+    """FLAW-30 of the server: a token is judged although nothing has waited for a signal yet."""
+    with server_process("--store", store) as server, httpx.Client(base_url=server.url) as http:
+        made = http.post("/v1/executions", json=EXECUTION).json()["Created"]["execution_id"]
+        words = ("signal_name", "signal_category", "source_type", "source_identity", "target_scope")
+        body = dict.fromkeys(words, "x") | {
+            "waitpoint_id": NOBODY,
+            "waitpoint_token": "k:" + "0" * 64,
+        }
+        reply = http.post(f"/v1/executions/{made}/signal", json=body)
+        assert (reply.status_code, reply.json()["code"]) == (400, "invalid_token")
 
 
 def test_the_token_of_the_environment_is_wanted(store: str) -> None:

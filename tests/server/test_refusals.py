@@ -54,7 +54,7 @@ TABLE: list[tuple[FlowFabricError, int, str | None, bool | None]] = [
     (errors.Locked("x"), 409, "contention", True),
     (INACTIVE, 409, "contention", True),
     (errors.AlreadyEnded("x", "success"), 409, "contention", True),
-    (errors.RetryExhausted("x"), 500, "retry_exhausted", False),
+    (errors.RetryExhausted("x"), 503, "retry_exhausted", True),
     (errors.NotTerminal("x"), 409, "execution_not_terminal", False),
     (errors.MaxReplays("x"), 409, "max_replays_exhausted", False),
     (errors.FlowTerminal("x"), 409, "flow_already_terminal", False),

@@ -77,6 +77,13 @@ CHANGES = READS | refusals(409, 413, 429)
 BODIES = CHANGES | refusals(415, 422)
 
 
+_NO_ROUTE = {
+    404: ErrorBody(error="not found: route", code="route_not_found"),
+    405: ErrorBody(error="method not allowed", code="method_not_allowed"),
+}
+"""Answers to requests that no handler takes; `Allow` has the methods that are."""
+
+
 class BodyTooLarge(Exception):
     def __init__(self, limit: int, route: str) -> None:
         super().__init__(limit)
@@ -100,7 +107,7 @@ _FAMILIES: dict[type, tuple[int, str | None, bool | None]] = {
     errors.Contention: (409, "contention", True),
     errors.NotActive: (409, "contention", True),
     errors.AlreadyEnded: (409, "contention", True),
-    errors.RetryExhausted: (500, "retry_exhausted", False),
+    errors.RetryExhausted: (503, "retry_exhausted", None),
     errors.WrongState: (409, "state_conflict", False),
     errors.NotTerminal: (409, "execution_not_terminal", False),
     errors.MaxReplays: (409, "max_replays_exhausted", False),
@@ -202,7 +209,7 @@ def _details(error: FlowFabricError) -> dict[str, Any]:
 
 def on_engine_error(request: Request[Any, Any, Any], error: FlowFabricError) -> Response[Any]:
     status, body = answer_to(_named(request, error))
-    if status >= 500 and not isinstance(error, errors.Unavailable):
+    if status == 500:
         _log_fault(request, error)
     return _response(status, body, error_headers(error))
 
@@ -225,7 +232,7 @@ def error_headers(error: FlowFabricError) -> dict[str, str]:
             return {"WWW-Authenticate": "Bearer"}
         case errors.Overloaded():
             return {"Retry-After": str(max(1, ceil(error.retry_after)))}
-        case errors.Unavailable():
+        case errors.Unavailable() | errors.RetryExhausted():
             return {"Retry-After": "1"}
         case _:
             return {}
@@ -248,15 +255,10 @@ def on_too_large(request: Request[Any, Any, Any], error: BodyTooLarge) -> Respon
 def on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[Any]:
     """What Litestar refuses by itself: parameters, unknown routes, wrong methods."""
     status = error.status_code
-    if anonymous(request) and status in (404, 405):
+    if anonymous(request) and status in _NO_ROUTE:
         return on_engine_error(request, errors.MissingCredentials())
-    if status in (404, 405):
-        return Response(
-            content=b"",
-            status_code=status,
-            media_type="text/plain",
-            headers=dict(error.headers or {}),
-        )
+    if status in _NO_ROUTE:
+        return _response(status, _NO_ROUTE[status], dict(error.headers or {}))
     if isinstance(error, ValidationException):
         reasons = error.extra if isinstance(error.extra, list) else []
         first = reasons[0] if reasons else {"message": error.detail}

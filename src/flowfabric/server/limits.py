@@ -39,6 +39,8 @@ class RequestLimits:
         async with asyncio.timeout(seconds) as deadline:
             if has_body:
                 receive = await _limited(scope, receive, handler)
+            else:
+                _check_headers(scope, handler)
             if handler.opt.get("long") or _waits(scope, handler):
                 # Only what the handler does may take longer, not what it is sent.
                 deadline.reschedule(None)
@@ -54,9 +56,7 @@ def _waits(scope: Any, handler: Any) -> bool:
 
 async def _limited(scope: Any, receive: Receive, handler: Any) -> Receive:
     """The body, up to the limit of the route."""
-    limit = handler.opt.get("body", DEFAULT_BODY)
-    route = scope.get("path_template", scope["path"])
-    _check_headers(scope["headers"], limit, route)
+    limit, route = _check_headers(scope, handler)
     counted = _counted(receive, limit, route)
     if "data" in handler.parsed_fn_signature.parameters:
         return _never_empty(counted, scope)
@@ -65,12 +65,16 @@ async def _limited(scope: Any, receive: Receive, handler: Any) -> Receive:
     return counted
 
 
-def _check_headers(headers: Any, limit: int, route: str) -> None:
-    for name, value in headers:
+def _check_headers(scope: Any, handler: Any) -> tuple[int, str]:
+    """The limit of the route and its name; refuses a body that says of itself that it is larger."""
+    limit: int = handler.opt.get("body", DEFAULT_BODY)
+    route: str = scope.get("path_template", scope["path"])
+    for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
             raise BodyTooLarge(limit, route)
         if name == b"content-encoding" and value.lower() != b"identity":
             raise BodyError(415, "send the body without a Content-Encoding")
+    return limit, route
 
 
 def _timely(receive: Receive, end: float) -> Receive:

@@ -11,11 +11,9 @@ from uuid import UUID
 from litestar import Request, Response, post
 from litestar.params import JSONBody
 
-from flowfabric.core.access.token import Identity
 from flowfabric.core.base.errors import (
     Corruption,
     FlowFabricError,
-    Invalid,
     InvalidGrant,
     NotLeaseable,
     Unavailable,
@@ -32,12 +30,12 @@ from flowfabric.engine.execution.claims import Claim
 from flowfabric.server.access import (
     caller_of,
     check_again,
-    check_namespace,
     check_run,
     needs,
 )
 from flowfabric.server.context import ServerContext, context_of
 from flowfabric.server.long_polls import while_wanted
+from flowfabric.server.parameters import visible_namespace
 from flowfabric.server.wire import read_id, respond
 from flowfabric.server.work.answers import ClaimedRun, ClaimedWork
 from flowfabric.server.work.bodies import ClaimWork, RedeemGrant
@@ -58,7 +56,7 @@ async def claim_work(
     list is no error. What was taken for a client that is gone is handed back at once. A server
     that stops answers with an empty list, or with 503 if the request may be a repeat."""
     context = context_of(request)
-    namespace = _namespace(caller_of(request), data.namespace)
+    namespace = visible_namespace(caller_of(request), data.namespace)
     if context.draining.is_set():
         if data.claim_id is not None:  # it may be a repeat: an empty list would deny what it holds
             raise Unavailable("this server is stopping; send the same request again")
@@ -67,18 +65,6 @@ async def claim_work(
     answer = [each for each in await _answer(context, claims) if isinstance(each, ClaimedRun)]
     waited = data.wait_ms > 0 and not context.draining.is_set()
     return respond(ClaimedWork(answer, 0 if answer or waited else POLL_MS))
-
-
-def _namespace(caller: Identity, namespace: str | None) -> str | None:
-    """A caller that sees several namespaces, but not all, must say which one it works in."""
-    if namespace is not None:
-        check_namespace(caller, namespace)
-        return namespace
-    if caller.namespaces is None:
-        return None
-    if len(caller.namespaces) != 1:
-        raise Invalid("this token is limited to namespaces: name the one to claim in")
-    return next(iter(caller.namespaces))
 
 
 def _claim(
