@@ -80,6 +80,14 @@ def test_a_server_is_not_open_to_others_by_mistake(store: str) -> None:
     assert any("refusing to listen" in line for line in server.lines), server.lines
 
 
+def test_processes_drain_when_their_parent_is_killed(store: str) -> None:
+    with server_process("--store", store, "--processes", "2") as server:
+        assert httpx.get(f"{server.url}/healthz").status_code == 200
+        server.process.kill()
+        server.wait()  # until nobody writes to its log any more
+        assert sum(line.endswith("stopped") for line in server.lines) == 2
+
+
 def test_two_processes_share_a_port(store: str) -> None:
     with server_process("--store", store, "--processes", "2") as server:
         url = server.url

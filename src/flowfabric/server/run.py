@@ -88,6 +88,17 @@ class Server:
         """Called when the server begins to stop."""
         self._on_drain.append(act)
 
+    def watch_parent(self, pipe: int) -> None:
+        """Drains when the pipe ends: the parent of this process holds its other end."""
+        loop = asyncio.get_running_loop()
+
+        def ended() -> None:
+            loop.remove_reader(pipe)
+            log.warning("the parent of this server process has ended")
+            self.stop()
+
+        loop.add_reader(pipe, ended)
+
     async def run(self) -> None:
         """Serves until `stop`, SIGTERM or SIGINT."""
         loop = asyncio.get_running_loop()
