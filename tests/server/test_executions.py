@@ -3,15 +3,12 @@
 import base64
 import json
 from typing import Any
-from unittest.mock import AsyncMock
 from uuid import UUID
 
 import httpx
 import pytest
 
-from flowfabric.core.base.errors import RetryExhausted
 from flowfabric.core.base.ids import lane_partition
-from flowfabric.engine.engine import Engine
 from flowfabric.store.clock import ManualClock
 from tests.kit.http import EXECUTION, HOME, LANE, NOBODY, create, error_of, tagged, without
 from tests.kit.lab import W1, W2, Lab
@@ -699,27 +696,3 @@ async def test_the_body_may_not_contradict_the_path(http: httpx.AsyncClient) -> 
     error_of(await http.post(f"{URL}/{id}/cancel", json=body), 400)
     body["execution_id"] = id.partition(":")[2].partition(":")[2]
     assert (await http.post(f"{URL}/{id}/cancel", json=body)).status_code == 200
-
-
-@pytest.mark.parametrize("path", ["/v1/nothing", "/v1/executions/a/b/c", "/nothing"])
-async def test_an_unknown_route_says_so(http: httpx.AsyncClient, path: str) -> None:
-    refused = error_of(await http.get(path), 404)
-    assert (refused["error"], refused["code"]) == ("not found: route", "route_not_found")
-
-
-async def test_a_wrong_method_says_which_ones_are_right(http: httpx.AsyncClient) -> None:
-    reply = await http.delete(URL)
-    assert error_of(reply, 405)["code"] == "method_not_allowed"
-    assert reply.headers["allow"] == "GET, OPTIONS, POST"
-
-
-async def test_a_race_lost_too_often_is_503_with_a_hint(
-    engine: Engine, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rule of execution.md 5.4, C-T52 over HTTP."""
-    lost = AsyncMock(side_effect=RetryExhausted("changed by others 10 times in a row"))
-    monkeypatch.setattr(engine.executions, "change_priority", lost)
-    reply = await http.put(f"{URL}/{NOBODY}/priority", json={"new_priority": 1})
-    refused = error_of(reply, 503)
-    assert (refused["kind"], refused["retryable"]) == ("retry_exhausted", True)
-    assert reply.headers["retry-after"] == "1"
