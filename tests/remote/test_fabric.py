@@ -11,8 +11,8 @@ import pytest
 
 from flowfabric import Context, Fabric, Forbidden, Invalid, WorkerOptions
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.lease import AlreadySatisfied
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.flow.flows import AlreadySatisfied
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.open import open_store
 from tests.kit.lab import W1

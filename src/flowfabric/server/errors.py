@@ -50,6 +50,7 @@ _REFUSALS = {
     401: "The token of the caller is missing or not known.",
     403: "The token of the caller does not allow this.",
     404: "There is no such thing, or the caller does not see it.",
+    408: "The body did not arrive in time; nothing was done.",
     409: "Another state, or a race was lost: `kind`, `code` and `retryable` say which.",
     413: "The body is larger than the route allows.",
     415: "The content type is not JSON.",
@@ -73,7 +74,7 @@ def refusals(*statuses: int) -> dict[int, ResponseSpec]:
 
 
 READS = refusals(400, 401, 403, 404, 503, 504)
-CHANGES = READS | refusals(409, 413, 429)
+CHANGES = READS | refusals(408, 409, 413, 429)
 BODIES = CHANGES | refusals(415, 422)
 
 
@@ -89,6 +90,10 @@ class BodyTooLarge(Exception):
         super().__init__(limit)
         self.limit = limit
         self.route = route
+
+
+class BodyTooSlow(Exception):
+    """A body that was not here when the deadline of its request came."""
 
 
 _FAMILIES: dict[type, tuple[int, str | None, bool | None]] = {
@@ -250,6 +255,14 @@ def on_body_error(request: Request[Any, Any, Any], error: BodyError) -> Response
 def on_too_large(request: Request[Any, Any, Any], error: BodyTooLarge) -> Response[Any]:
     body = TooLarge("payload_too_large", error.limit, error.route)
     return _response(413, body, {"Connection": "close"})
+
+
+def on_too_slow(request: Request[Any, Any, Any], error: BodyTooSlow) -> Response[Any]:
+    """Nothing was done. What the client may still send is not read."""
+    body = ErrorBody(
+        error="the body did not arrive in time", code="request_timeout", retryable=True
+    )
+    return _response(408, body, {"Connection": "close"})
 
 
 def on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[Any]:
