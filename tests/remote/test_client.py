@@ -282,6 +282,7 @@ async def test_a_draining_server_is_asked_again(remote: Engine, app: EngineApp) 
         (401, Forbidden),
         (403, Forbidden),
         (404, Invalid),
+        (408, Unavailable),
         (413, Invalid),
         (429, Overloaded),
         (500, FlowFabricError),

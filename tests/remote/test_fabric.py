@@ -5,14 +5,17 @@ import sqlite3
 import time
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from flowfabric import Context, Fabric, Forbidden, Invalid, WorkerOptions
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.lease import AlreadySatisfied
 from flowfabric.engine.engine import Engine
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.open import open_store
+from tests.kit.lab import W1
 from tests.kit.served import EngineApp, caller_named, served, served_in_thread
 
 LONG = 1.2
@@ -121,6 +124,43 @@ async def test_the_token_may_come_from_the_environment(
 def test_a_token_is_text() -> None:
     with pytest.raises(Invalid):
         Fabric("http://localhost:1", token=5)  # type: ignore[arg-type]
+
+
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    ("executions.cancel", {"id": None, "reason": "r"}),
+    ("executions.set_tags", {"id": str(UUID(int=1)), "tags": 5}),
+    ("views.state", {"id": 5}),
+    ("attempts.complete", {"owned": None, "result": b""}),
+    ("claims.renew", {"owned": None}),
+    ("grants.find_and_issue", {"worker": W1, "lane": "default", "capabilities": None}),
+    ("keys.rotate", {"kid": 5, "secret": "ab"}),
+    ("keys.rotate", {"kid": "k", "secret": 5}),
+    ("executions.cancel", {"id": str(UUID(int=1)), "reason": "\ud800"}),
+    ("lanes.get", {"lane": 5}),
+    ("flows.join", {"flow": "x", "id": str(UUID(int=1))}),
+]
+
+
+@pytest.mark.parametrize(("operation", "arguments"), WRONG)
+async def test_wrong_types_are_refused_with_the_error_of_the_engine(
+    fabric: Fabric, inside: Engine, operation: str, arguments: dict[str, Any]
+) -> None:
+    """server-sdk.md 10.5 E: the same error through a server as on the store itself."""
+    service, _, method = operation.partition(".")
+    found = []
+    for engine in (inside, await fabric.engine()):
+        with pytest.raises(Invalid) as refused:
+            await getattr(getattr(engine, service), method)(**arguments)
+        found.append((type(refused.value), refused.value.code))
+    assert found[0] == found[1]
+
+
+async def test_the_text_of_a_uuid_is_one_through_a_server_as_well(
+    fabric: Fabric, inside: Engine
+) -> None:
+    await inside.flows.create("build", id=UUID(int=7))
+    remote: Any = await fabric.engine()
+    assert isinstance(await remote.flows.create("build", id=str(UUID(int=7))), AlreadySatisfied)
 
 
 async def test_a_transaction_of_the_application_needs_the_database(

@@ -202,3 +202,11 @@ async def test_the_limit_of_the_body(http: httpx.AsyncClient, path: str) -> None
     assert large.json()["route"] == f"/v1/budgets{path}"
     fits = await http.post(url, content=padded({}, 64 * 1024), headers=JSON)
     assert fits.status_code in (404, 422)
+
+
+async def test_more_than_can_be_counted_is_more_than_the_limit(http: httpx.AsyncClient) -> None:
+    """A delta has 64 bits without a sign; a hard limit refuses all that is above it."""
+    id = await new(http)
+    await spend(http, id, {"tokens": 10})
+    breach = {"dimension": "tokens", "current_usage": 10, "hard_limit": 100}
+    assert await spend(http, id, {"tokens": (1 << 64) - 1}) == {"HardBreach": breach}

@@ -57,7 +57,19 @@ async def hasty(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 async def test_a_body_that_does_not_come_ends_the_request(hasty: str, path: str) -> None:
     async with connection(hasty) as (reader, writer):
         writer.write(f"POST {path} HTTP/1.1\r\n{JSON}Content-Length: 100\r\n\r\n{{".encode())
-        assert b" 504 " in await asyncio.wait_for(reader.readline(), 10)
+        head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(body)["code"] == "request_timeout"
+
+
+@pytest.mark.parametrize("sent", ["", f"{JSON}Content-Length: 100\r\n\r\n{{"])
+async def test_a_request_that_is_cut_off_is_refused(hasty: str, sent: str) -> None:
+    async with connection(hasty) as (reader, writer):
+        writer.write(f"POST /v1/executions HTTP/1.1\r\n{sent}".encode())
+        writer.write_eof()
+        head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["code"] == "truncated_request"
 
 
 async def test_a_head_that_does_not_end_ends_the_connection(hasty: str) -> None:

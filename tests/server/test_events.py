@@ -42,6 +42,15 @@ async def test_a_foreign_cursor_is_refused(http: httpx.AsyncClient, cursor: str)
     assert reply.status_code == 400
 
 
+async def test_a_cursor_beyond_the_last_event_is_refused(http: httpx.AsyncClient, lab: Lab) -> None:
+    """A page of nothing would hide every event until that number is reached."""
+    run = await lab.running()
+    beyond = {"after": encode_cursor(71)}
+    for path in ("/v1/events", f"/v1/executions/{run.id}/events", "/v1/events/stream"):
+        reply = await http.get(path, params=beyond)
+        assert (reply.status_code, reply.json()["code"]) == (400, "invalid_input")
+
+
 async def test_a_stream_of_events_resumes(context: ServerContext, lab: Lab) -> None:
     async with listening(context) as address:
         url = f"{address}/v1/events/stream"

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.kit.http import EXECUTION
+from tests.kit.http import EXECUTION, NOBODY
 from tests.kit.server_process import ServerProcess, server_process
 
 APP = """
@@ -32,6 +32,19 @@ def test_a_server_serves_and_drains(store: str) -> None:
         assert httpx.get(f"{server.url}/readyz").json()["status"] == "ready"
         assert server.stop() == 0
         assert any("draining" in line for line in server.lines)
+
+
+def test_a_server_has_a_key_for_waitpoints_from_its_start(store: str) -> None:
+    """FLAW-30 of the server: a token is judged although nothing has waited for a signal yet."""
+    with server_process("--store", store) as server, httpx.Client(base_url=server.url) as http:
+        made = http.post("/v1/executions", json=EXECUTION).json()["Created"]["execution_id"]
+        words = ("signal_name", "signal_category", "source_type", "source_identity", "target_scope")
+        body = dict.fromkeys(words, "x") | {
+            "waitpoint_id": NOBODY,
+            "waitpoint_token": "k:" + "0" * 64,
+        }
+        reply = http.post(f"/v1/executions/{made}/signal", json=body)
+        assert (reply.status_code, reply.json()["code"]) == (400, "invalid_token")
 
 
 def test_the_token_of_the_environment_is_wanted(store: str) -> None:
@@ -65,6 +78,14 @@ def test_a_server_is_not_open_to_others_by_mistake(store: str) -> None:
     server = ServerProcess("--store", store, listen="0.0.0.0:0")
     assert server.wait() == 2
     assert any("refusing to listen" in line for line in server.lines), server.lines
+
+
+def test_processes_drain_when_their_parent_is_killed(store: str) -> None:
+    with server_process("--store", store, "--processes", "2") as server:
+        assert httpx.get(f"{server.url}/healthz").status_code == 200
+        server.process.kill()
+        server.wait()  # until nobody writes to its log any more
+        assert sum(line.endswith("stopped") for line in server.lines) == 2
 
 
 def test_two_processes_share_a_port(store: str) -> None:

@@ -1,13 +1,17 @@
 """Errors of the engine as answers: every line of the table in server-sdk.md 1.5."""
 
+from unittest.mock import AsyncMock
 from uuid import UUID
 
+import httpx
 import pytest
 
 from flowfabric.core.base import errors
 from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.base.ids import ExecutionId
+from flowfabric.engine.engine import Engine
 from flowfabric.server.errors import answer_to
+from tests.kit.http import error_of
 
 pytestmark = pytest.mark.rules
 
@@ -54,7 +58,7 @@ TABLE: list[tuple[FlowFabricError, int, str | None, bool | None]] = [
     (errors.Locked("x"), 409, "contention", True),
     (INACTIVE, 409, "contention", True),
     (errors.AlreadyEnded("x", "success"), 409, "contention", True),
-    (errors.RetryExhausted("x"), 500, "retry_exhausted", False),
+    (errors.RetryExhausted("x"), 503, "retry_exhausted", True),
     (errors.NotTerminal("x"), 409, "execution_not_terminal", False),
     (errors.MaxReplays("x"), 409, "max_replays_exhausted", False),
     (errors.FlowTerminal("x"), 409, "flow_already_terminal", False),
@@ -130,3 +134,27 @@ def test_details_have_the_names_of_the_original() -> None:
 def test_an_id_without_a_partition_is_shown_as_it_was_given() -> None:
     details = answer_to(errors.NotFound("execution", ExecutionId.anywhere(A)))[1].details
     assert details == {"entity": "execution", "key": str(A)}
+
+
+@pytest.mark.parametrize("path", ["/v1/nothing", "/v1/executions/a/b/c", "/nothing"])
+async def test_an_unknown_route_says_so(http: httpx.AsyncClient, path: str) -> None:
+    refused = error_of(await http.get(path), 404)
+    assert (refused["error"], refused["code"]) == ("not found: route", "route_not_found")
+
+
+async def test_a_wrong_method_says_which_ones_are_right(http: httpx.AsyncClient) -> None:
+    reply = await http.delete("/v1/executions")
+    assert error_of(reply, 405)["code"] == "method_not_allowed"
+    assert reply.headers["allow"] == "GET, OPTIONS, POST"
+
+
+async def test_a_race_lost_too_often_is_503_with_a_hint(
+    engine: Engine, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rule of execution.md 5.4, C-T52 over HTTP."""
+    lost = AsyncMock(side_effect=errors.RetryExhausted("changed by others 10 times in a row"))
+    monkeypatch.setattr(engine.executions, "change_priority", lost)
+    reply = await http.put(f"/v1/executions/{A}/priority", json={"new_priority": 1})
+    refused = error_of(reply, 503)
+    assert (refused["kind"], refused["retryable"]) == ("retry_exhausted", True)
+    assert reply.headers["retry-after"] == "1"

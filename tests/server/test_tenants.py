@@ -117,7 +117,6 @@ async def test_a_foreign_execution_does_not_join_an_own_flow(
         ("/v1/executions", EXECUTION),
         ("/v1/flows", {"flow_kind": "k", "namespace": "default"}),
         ("/v1/workers/w/claim", {**ASK, "namespace": "default"}),
-        ("/v1/workers/w/claim", ASK),
     ],
 )
 async def test_writing_into_a_foreign_namespace_is_forbidden(
@@ -131,6 +130,16 @@ async def test_own_executions_are_reached(tenant: httpx.AsyncClient) -> None:
     assert (await tenant.get(f"/v1/executions/{id}/state")).json() == "waiting"
     claim = await tenant.post("/v1/workers/w/claim", json={**ASK, "namespace": "mine"})
     assert claim.json()["execution_id"] == id
+
+
+async def test_grants_are_limited_to_the_only_namespace_of_the_caller(
+    http: httpx.AsyncClient, tenant: httpx.AsyncClient
+) -> None:
+    await create(http)
+    assert (await tenant.post("/v1/workers/w/claim", json=ASK)).status_code == 204
+    own = await create(tenant, namespace="mine")
+    granted = await tenant.post("/v1/workers/w/claim", json=ASK)
+    assert granted.json()["execution_id"] == own
 
 
 async def test_a_partition_shows_only_what_the_caller_sees(

@@ -9,12 +9,16 @@ import msgspec
 import pytest
 
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.step import Step
+from flowfabric.engine.engine import Engine
 from flowfabric.server.asgi import App
+from flowfabric.server.bounded_claims import BoundedClaims
 from flowfabric.server.context import ServerContext
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.queries import ClaimCall
 from tests.kit.http_work import HalfOpenCall, HttpWorker, client_of, error_of
+from tests.kit.lab import W1, W2, Lab
 
 CLAIM = "/v1/work/claim"
 
@@ -394,3 +398,47 @@ async def test_unknown_fields_are_refused(http: httpx.AsyncClient) -> None:
     assert reply.status_code == 422
     assert reply.json()["code"] == "invalid_body"
     assert reply.json()["details"]["reason"] == "Object contains unknown field `max`"
+
+
+# -- answers of a bounded size
+
+
+async def test_an_answer_has_so_many_bytes(engine: Engine, lab: Lab) -> None:
+    """What does not fit goes back at once: no run is lost, and none is leased for nothing."""
+    ids = [await lab.submit(payload=b"x" * 100) for _ in range(5)]
+    first = await BoundedClaims(250).claim(engine, W1, limit=5)
+    assert [claim.id for claim in first] == ids[:2]
+    rest = await lab.claim(W2, limit=5)
+    assert [(claim.id, claim.attempt) for claim in rest] == [(id, 0) for id in ids[2:]]
+
+
+async def test_a_run_alone_may_have_more(engine: Engine, lab: Lab) -> None:
+    ids = [await lab.submit(payload=b"x" * 100) for _ in range(2)]
+    assert [claim.id for claim in await BoundedClaims(50).claim(engine, W1, limit=2)] == ids[:1]
+
+
+async def test_claims_take_about_as_many_as_fit(engine: Engine, lab: Lab) -> None:
+    """Taking all and handing most of them back, each time, would be work for nothing."""
+    for _ in range(20):
+        await lab.submit(payload=b"x" * 100)
+    claims = BoundedClaims(250)
+    taken = [len(await claims.claim(engine, W1, limit=10)) for _ in range(3)]
+    handed_back = [
+        event
+        for event in (await engine.events.read()).events
+        if event.kind is EventKind.HANDED_BACK
+    ]
+    assert (taken, len(handed_back)) == ([2, 2, 2], 8)
+
+
+async def test_steps_count_in_an_answer(
+    worker: HttpWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowfabric.server.work.claims.MAX_ANSWER", 250)
+    ids = [await worker.submit() for _ in range(3)]
+    for claim in (await worker.ask(limit=3)).json()["claims"]:
+        await worker.do(claim, "steps", name="large", value="x" * 100)
+        await worker.do(claim, "release")
+    first, second = [(await worker.ask(limit=3)).json()["claims"] for _ in range(2)]
+    assert [claim["execution_id"] for claim in first] == ids[:2]
+    assert [claim["execution_id"] for claim in second] == ids[2:]

@@ -140,6 +140,8 @@ async def _serve(
     async with fabric:
         engine = await fabric.engine()
         server = await Server.open(engine, options, [listening])
+        if SOCKET_VARIABLE in os.environ:
+            server.watch_parent(sys.stdin.fileno())
         log.info("serving %s on %s", redact(fabric.url), address_of(listening, options))
         name = "worker" if with_worker else "webhooks"  # webhooks are delivered in any case
         worker = await fabric.worker(WorkerSettings(name=name, webhooks=True))

@@ -105,10 +105,9 @@ class RemoteClient:
         """What the engine behind the server answers."""
         travel = travel_of(name)
         try:
-            prepared = self._prepare(travel, travel.encode_arguments(args, kwargs))
+            answer = await self._send(self._prepare(travel, travel.encode_arguments(args, kwargs)))
         except Misfit as misfit:
             raise Invalid(misfit.detail) from None
-        answer = await self._send(prepared)
         match answer:
             case Done(plain):
                 return travel.answer.decode(plain)

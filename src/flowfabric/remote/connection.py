@@ -126,7 +126,7 @@ class Connection:
                 return Invalid(f"there is no FlowFabric server at {self.url} (status {status})")
             case 429:
                 return Overloaded(text or "too many requests", retry_after=_retry_after(reply))
-            case 503:
+            case 408 | 503:
                 return Unavailable(text or "the server is draining")
             case 502 | 504:
                 return self._lost(f"status {status}")

@@ -6,20 +6,29 @@ server uses its own copy or loads the run. So nothing that a client says is take
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 from uuid import UUID
 
 from msgspec import Struct
 
-from flowfabric.core.base.errors import FlowFabricError, Invalid
-from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.errors import (
+    FlowFabricError,
+    Invalid,
+    InvalidCapabilities,
+    InvalidHandle,
+    InvalidId,
+    InvalidKid,
+    InvalidSecretHex,
+    InvalidTag,
+)
+from flowfabric.core.base.ids import ExecutionId, parse_uuid
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.lease import Owner
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.remote.codec import Codec, Shape
 from flowfabric.remote.errors import decode_error, encode_error
-from flowfabric.remote.operations import OPERATIONS, Operation, Parameters, parameters_of
+from flowfabric.remote.operations import OPERATIONS, Operation, Parameters, Touches, parameters_of
 from flowfabric.remote.scalars import Misfit, decode_plain, encode_plain, to_scalar
 
 CALLS_PATH = "/v1/engine"
@@ -50,6 +59,8 @@ def _claim_shape(codec: Codec) -> Shape:
     held = codec.shape(HeldClaim)
 
     def encode(claim: Claim) -> Any:
+        if not isinstance(claim, Claim):
+            raise Misfit(f"expected a Claim, not {type(claim).__name__}")
         return held.encode(
             HeldClaim(claim.id, claim.lease.id, claim.epoch, claim.attempt_id, claim.ttl)
         )
@@ -94,7 +105,19 @@ class Travel(Struct, frozen=True):
         try:
             return self.arguments[name].encode(value)
         except Misfit as error:
-            raise Invalid(f"{name}: {error.detail}") from None
+            kind = self.parameters.types[name]
+            if UUID in (kind, *get_args(kind)):  # the engine takes its text as well
+                return self.arguments[name].encode(parse_uuid(value, name))
+            raise self._refusal(name, value, f"{name}: {error.detail}") from None
+
+    def _refusal(self, name: str, value: Any, why: str) -> Invalid:
+        """The error that the engine has for an argument of the wrong type."""
+        touches = dict(self.operation.touches).get(name)
+        if touches is Touches.RUN and self.parameters.types[name] is str:
+            return InvalidId("missing_tag", type(value).__name__)
+        if touches is Touches.OWNED and self.parameters.types[name] is not Claim:
+            return InvalidHandle("not_a_handle")
+        return _REFUSALS.get(f"{self.operation.service}.{name}", Invalid)(why)
 
     def decode_arguments(self, plain: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments that a caller has sent, with the defaults of those it left out."""
@@ -112,6 +135,17 @@ class Travel(Struct, frozen=True):
             raise Misfit(f"{self.operation.name}: {error}") from None
         bound.apply_defaults()
         return bound.arguments
+
+
+_REFUSALS = {
+    "claims.capabilities": InvalidCapabilities,
+    "executions.tags": InvalidTag,
+    "flows.tags": InvalidTag,
+    "grants.capabilities": InvalidCapabilities,
+    "keys.kid": InvalidKid,
+    "keys.secret": InvalidSecretHex,
+}
+"""By the names of a service and of an argument."""
 
 
 @cache

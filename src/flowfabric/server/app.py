@@ -93,6 +93,7 @@ def _routes() -> Litestar:
         exception_handlers={
             BodyError: errors.on_body_error,
             errors.BodyTooLarge: errors.on_too_large,
+            errors.BodyTooSlow: errors.on_too_slow,
             FlowFabricError: errors.on_engine_error,
             HTTPException: errors.on_http_error,
             TimeoutError: errors.on_timeout,

@@ -9,6 +9,7 @@ from msgspec import Struct, field
 from flowfabric.engine.engine import Engine
 from flowfabric.server.asgi import CONTEXT
 from flowfabric.server.authentication import Authentication
+from flowfabric.server.bounded_claims import BoundedClaims
 from flowfabric.server.change_feed import ChangeFeed
 from flowfabric.server.held_claims import HeldClaims
 from flowfabric.server.operations import Operations
@@ -27,6 +28,7 @@ class ServerContext(Struct, eq=False):
     changes: ChangeFeed = field(default_factory=ChangeFeed)
     rotating: asyncio.Lock = field(default_factory=asyncio.Lock)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
+    claims: BoundedClaims = field(default_factory=BoundedClaims)
     held_claims: HeldClaims = field(default_factory=HeldClaims)
     answers: dict[Any, Any] = field(default_factory=dict)
     made_operations: Operations | None = None

@@ -50,6 +50,7 @@ _REFUSALS = {
     401: "The token of the caller is missing or not known.",
     403: "The token of the caller does not allow this.",
     404: "There is no such thing, or the caller does not see it.",
+    408: "The body did not arrive in time; nothing was done.",
     409: "Another state, or a race was lost: `kind`, `code` and `retryable` say which.",
     413: "The body is larger than the route allows.",
     415: "The content type is not JSON.",
@@ -73,8 +74,15 @@ def refusals(*statuses: int) -> dict[int, ResponseSpec]:
 
 
 READS = refusals(400, 401, 403, 404, 503, 504)
-CHANGES = READS | refusals(409, 413, 429)
+CHANGES = READS | refusals(408, 409, 413, 429)
 BODIES = CHANGES | refusals(415, 422)
+
+
+_NO_ROUTE = {
+    404: ErrorBody(error="not found: route", code="route_not_found"),
+    405: ErrorBody(error="method not allowed", code="method_not_allowed"),
+}
+"""Answers to requests that no handler takes; `Allow` has the methods that are."""
 
 
 class BodyTooLarge(Exception):
@@ -82,6 +90,10 @@ class BodyTooLarge(Exception):
         super().__init__(limit)
         self.limit = limit
         self.route = route
+
+
+class BodyTooSlow(Exception):
+    """A body that was not here when the deadline of its request came."""
 
 
 _FAMILIES: dict[type, tuple[int, str | None, bool | None]] = {
@@ -100,7 +112,7 @@ _FAMILIES: dict[type, tuple[int, str | None, bool | None]] = {
     errors.Contention: (409, "contention", True),
     errors.NotActive: (409, "contention", True),
     errors.AlreadyEnded: (409, "contention", True),
-    errors.RetryExhausted: (500, "retry_exhausted", False),
+    errors.RetryExhausted: (503, "retry_exhausted", None),
     errors.WrongState: (409, "state_conflict", False),
     errors.NotTerminal: (409, "execution_not_terminal", False),
     errors.MaxReplays: (409, "max_replays_exhausted", False),
@@ -202,7 +214,7 @@ def _details(error: FlowFabricError) -> dict[str, Any]:
 
 def on_engine_error(request: Request[Any, Any, Any], error: FlowFabricError) -> Response[Any]:
     status, body = answer_to(_named(request, error))
-    if status >= 500 and not isinstance(error, errors.Unavailable):
+    if status == 500:
         _log_fault(request, error)
     return _response(status, body, error_headers(error))
 
@@ -225,7 +237,7 @@ def error_headers(error: FlowFabricError) -> dict[str, str]:
             return {"WWW-Authenticate": "Bearer"}
         case errors.Overloaded():
             return {"Retry-After": str(max(1, ceil(error.retry_after)))}
-        case errors.Unavailable():
+        case errors.Unavailable() | errors.RetryExhausted():
             return {"Retry-After": "1"}
         case _:
             return {}
@@ -245,18 +257,21 @@ def on_too_large(request: Request[Any, Any, Any], error: BodyTooLarge) -> Respon
     return _response(413, body, {"Connection": "close"})
 
 
+def on_too_slow(request: Request[Any, Any, Any], error: BodyTooSlow) -> Response[Any]:
+    """Nothing was done. What the client may still send is not read."""
+    body = ErrorBody(
+        error="the body did not arrive in time", code="request_timeout", retryable=True
+    )
+    return _response(408, body, {"Connection": "close"})
+
+
 def on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[Any]:
     """What Litestar refuses by itself: parameters, unknown routes, wrong methods."""
     status = error.status_code
-    if anonymous(request) and status in (404, 405):
+    if anonymous(request) and status in _NO_ROUTE:
         return on_engine_error(request, errors.MissingCredentials())
-    if status in (404, 405):
-        return Response(
-            content=b"",
-            status_code=status,
-            media_type="text/plain",
-            headers=dict(error.headers or {}),
-        )
+    if status in _NO_ROUTE:
+        return _response(status, _NO_ROUTE[status], dict(error.headers or {}))
     if isinstance(error, ValidationException):
         reasons = error.extra if isinstance(error.extra, list) else []
         first = reasons[0] if reasons else {"message": error.detail}

@@ -15,7 +15,6 @@ from flowfabric.core.execution.event_filter import (
     EventFilter,
     check_filter,
     encode_cursor,
-    parse_cursor,
     parse_handled,
 )
 from flowfabric.core.execution.event_views import EventView, GapView, gap_view, view
@@ -81,7 +80,7 @@ async def list_events(
 ) -> Response[EventList]:
     """Events after a cursor, oldest first."""
     engine, wanted = engine_of(request), _filter(request, namespace, families, tag)
-    batch = await engine.events.batch(wanted, _position(after), limit)
+    batch = await engine.events.batch(wanted, await _position(engine, after), limit)
     return respond(_list(batch, wanted))
 
 
@@ -96,7 +95,8 @@ async def execution_events(
     engine, key = engine_of(request), await find_run(request, id)
     if await engine.views.state(key) is None:
         raise NotFound("execution", id)
-    page = await engine.events.read(after=_position(after), limit=limit, execution=key)
+    begin = await _position(engine, after)
+    page = await engine.events.read(after=begin, limit=limit, execution=key)
     return respond(EventList([view(each) for each in page.events], encode_cursor(page.cursor)))
 
 
@@ -234,9 +234,9 @@ def _filter(
     return check_filter(place, families or (), read_tag(tag))
 
 
-def _position(cursor: str | None) -> int:
+async def _position(engine: Engine, cursor: str | None) -> int:
     """The number in a cursor, 0 without one."""
-    return parse_cursor(cursor or "") or 0
+    return await engine.events.position(cursor) if cursor else 0
 
 
 def _list(batch: EventBatch, wanted: EventFilter) -> EventList:

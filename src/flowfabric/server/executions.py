@@ -192,7 +192,7 @@ class ExecutionIds(Struct):
 
 @get(
     "/v1/executions",
-    opt=needs("read"),
+    opt=needs("read", body=CREATE_BODY),
     operation_id="list_executions_of_partition",
     tags=["executions"],
     responses=READS,

@@ -14,7 +14,7 @@ from typing import Any
 from flowfabric.server.access import check_scope
 from flowfabric.server.asgi import CONTEXT, App, Message, Receive
 from flowfabric.server.context import ServerContext
-from flowfabric.server.errors import BodyTooLarge
+from flowfabric.server.errors import BodyTooLarge, BodyTooSlow
 from flowfabric.server.wire import EMPTY, BodyError
 
 DEFAULT_BODY = 64 * 1024
@@ -36,15 +36,21 @@ class RequestLimits:
         has_body = scope["method"] in _WITH_BODY
         context: ServerContext = scope[CONTEXT]
         seconds = context.options.request_timeout / 1000
-        async with asyncio.timeout(seconds) as deadline:
-            if has_body:
-                receive = await _limited(scope, receive, handler)
-            if handler.opt.get("long") or _waits(scope, handler):
-                # Only what the handler does may take longer, not what it is sent.
-                deadline.reschedule(None)
+        body = _Arriving(receive, asyncio.get_running_loop().time() + seconds)
+        try:
+            async with asyncio.timeout(seconds) as deadline:
                 if has_body:
-                    receive = _timely(receive, asyncio.get_running_loop().time() + seconds)
-            await self._app(scope, receive, send)
+                    receive = await _limited(scope, body, handler)
+                else:
+                    _check_headers(scope, handler)
+                if handler.opt.get("long") or _waits(scope, handler):
+                    # Only what the handler does may take longer, not what it is sent.
+                    deadline.reschedule(None)
+                await self._app(scope, receive, send)
+        except TimeoutError:
+            if has_body and not body.whole:
+                raise BodyTooSlow from None
+            raise
 
 
 def _waits(scope: Any, handler: Any) -> bool:
@@ -54,9 +60,7 @@ def _waits(scope: Any, handler: Any) -> bool:
 
 async def _limited(scope: Any, receive: Receive, handler: Any) -> Receive:
     """The body, up to the limit of the route."""
-    limit = handler.opt.get("body", DEFAULT_BODY)
-    route = scope.get("path_template", scope["path"])
-    _check_headers(scope["headers"], limit, route)
+    limit, route = _check_headers(scope, handler)
     counted = _counted(receive, limit, route)
     if "data" in handler.parsed_fn_signature.parameters:
         return _never_empty(counted, scope)
@@ -65,27 +69,37 @@ async def _limited(scope: Any, receive: Receive, handler: Any) -> Receive:
     return counted
 
 
-def _check_headers(headers: Any, limit: int, route: str) -> None:
-    for name, value in headers:
+def _check_headers(scope: Any, handler: Any) -> tuple[int, str]:
+    """The limit of the route and its name; refuses a body that says of itself that it is larger."""
+    limit: int = handler.opt.get("body", DEFAULT_BODY)
+    route: str = scope.get("path_template", scope["path"])
+    for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
             raise BodyTooLarge(limit, route)
         if name == b"content-encoding" and value.lower() != b"identity":
             raise BodyError(415, "send the body without a Content-Encoding")
+    return limit, route
 
 
-def _timely(receive: Receive, end: float) -> Receive:
-    """The body, which must be here by then; what comes after it (that the client leaves) has no
+class _Arriving:
+    """A body, which must be here by then; what comes after it (that the client leaves) has no
     deadline."""
-    whole = False
 
-    async def read() -> Message:
-        nonlocal whole
-        async with asyncio.timeout_at(None if whole else end):
-            message = await receive()
-        whole = whole or not message.get("more_body")
+    def __init__(self, receive: Receive, end: float) -> None:
+        self._receive = receive
+        self._end = end
+        self.whole = False
+
+    async def __call__(self) -> Message:
+        if self.whole:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._end):
+                message = await self._receive()
+        except TimeoutError:
+            raise BodyTooSlow from None
+        self.whole = not message.get("more_body")
         return message
-
-    return read
 
 
 def _counted(receive: Receive, limit: int, route: str) -> Receive:

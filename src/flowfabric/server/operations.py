@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -39,6 +40,7 @@ from flowfabric.remote.wire import (
     travel_of,
     write_reply,
 )
+from flowfabric.server.bounded_claims import BoundedClaims
 from flowfabric.server.tenants import Admission, Tenants
 
 log = logging.getLogger("flowfabric.server")
@@ -71,6 +73,7 @@ class Operations:
         self._held = LoadedClaims(engine)
         self._once = AnsweredOnce()
         self._claiming = UnderWay()
+        self._claims = BoundedClaims()
 
     async def answer(self, caller: Identity, body: bytes) -> bytes:
         """The reply to a request. A call that fails is answered with its error; only a body that is
@@ -184,15 +187,21 @@ class Operations:
             return found
         held = [each for each in arguments.values() if isinstance(each, HeldClaim)]
         await self._resolve(travel, arguments)
-        service: Any = self._engine
-        if operation.service != "engine":
-            service = getattr(service, operation.service)
-        answer = await getattr(service, operation.method)(**arguments)
+        answer = await self._method(operation)(**arguments)
         self._held.note(answer)
         if operation.name in _ENDS:
             for each in held:
                 self._held.drop(each)
         return answer
+
+    def _method(self, operation: Operation) -> Callable[..., Awaitable[Any]]:
+        service: Any = self._engine
+        if operation.name == "claims.claim":
+            return partial(self._claims.claim, service)
+        if operation.service != "engine":
+            service = getattr(service, operation.service)
+        method: Callable[..., Awaitable[Any]] = getattr(service, operation.method)
+        return method
 
     async def _resolve(self, travel: Travel, arguments: dict[str, Any]) -> None:
         """Puts the engine's own values in the place of what names them."""

@@ -1,7 +1,8 @@
 """Listening sockets, and several server processes on one: each accepts from it.
 
 The parent only watches. A process that ends by itself is started again; on SIGTERM or SIGINT all
-of them drain, and a second signal stops them at once.
+of them drain, and a second signal stops them at once. The standard input of each is a pipe of the
+parent: it ends with the parent, however that ends, and then they drain as well.
 """
 
 import logging
@@ -64,10 +65,12 @@ class ServerProcesses:
         self._children: list[subprocess.Popen[bytes]] = []
         self._signals = 0
         self._shared = ""
+        self._pipe: int | None = None
 
     def run(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        self._pipe, _kept_open = os.pipe()
         with TemporaryDirectory(prefix="flowfabric-metrics-") as shared:
             self._shared = os.environ.get(SHARED_DIRECTORY, shared)
             self._watch()
@@ -92,7 +95,11 @@ class ServerProcesses:
         }
         # Ctrl-C reaches the parent alone, which passes it on once.
         return subprocess.Popen(  # noqa: S603 - our own command line
-            self._command, env=environ, pass_fds=[number], start_new_session=True
+            self._command,
+            env=environ,
+            stdin=self._pipe,
+            pass_fds=[number],
+            start_new_session=True,
         )
 
     def _replace_ended(self) -> None:

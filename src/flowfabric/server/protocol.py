@@ -50,6 +50,7 @@ class Refusal(NamedTuple):
 
 
 MALFORMED = Refusal(400, "the request is not valid HTTP", "malformed_request")
+TRUNCATED = Refusal(400, "the request ended before it was complete", "truncated_request")
 TOO_SLOW = Refusal(408, "the request did not arrive in time", "request_timeout")
 TOO_MANY = Refusal(503, "the server has too many connections", "too_many_connections")
 TOO_LARGE = Refusal(431, f"the head of a request has at most {MAX_HEAD} bytes", "head_too_large")
@@ -135,6 +136,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head += len(data)
         if self._head > MAX_HEAD:
             self._refuse(TOO_LARGE)
+
+    def eof_received(self) -> None:
+        """The client sends nothing more; the answer to what is complete may still be under way."""
+        if self._head or not self._reads_head:
+            self._refuse(TRUNCATED)
 
     def on_url(self, url: bytes) -> None:
         self._grow(len(url))

@@ -79,6 +79,7 @@ class Server:
         check_exposure(options, any_token=any_token)
         for warning in warnings_of(options, any_token=any_token, is_open=is_open):
             log.warning(warning)
+        await engine.keys.prepare()
         enable()
         authentication = Authentication(engine, is_open=is_open)
         return cls(ServerContext(engine, authentication, options), listening)
@@ -86,6 +87,17 @@ class Server:
     def on_drain(self, act: Callable[[], None]) -> None:
         """Called when the server begins to stop."""
         self._on_drain.append(act)
+
+    def watch_parent(self, pipe: int) -> None:
+        """Drains when the pipe ends: the parent of this process holds its other end."""
+        loop = asyncio.get_running_loop()
+
+        def ended() -> None:
+            loop.remove_reader(pipe)
+            log.warning("the parent of this server process has ended")
+            self.stop()
+
+        loop.add_reader(pipe, ended)
 
     async def run(self) -> None:
         """Serves until `stop`, SIGTERM or SIGINT."""

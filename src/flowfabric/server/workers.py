@@ -7,17 +7,17 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 from msgspec import Struct
 
-from flowfabric.core.access.token import Identity
 from flowfabric.core.base.ids import partition_key
-from flowfabric.server.access import caller_of, check_everywhere, check_namespace, needs
+from flowfabric.server.access import caller_of, needs
 from flowfabric.server.context import engine_of
 from flowfabric.server.errors import BODIES
 from flowfabric.server.executions import check_grant_ttl, grantee
+from flowfabric.server.parameters import visible_namespace
 from flowfabric.server.wire import U64, Lane, empty, respond
 
 
 class AskForGrant(Struct, kw_only=True):
-    """`namespace` limits what is granted; a caller of some namespaces has to name one."""
+    """`namespace` limits what is granted; a caller of several, but not all, has to name one."""
 
     lane_id: Lane
     worker_instance_id: str
@@ -48,25 +48,17 @@ async def claim_for_worker(
     request: Request[Any, Any, Any], worker_id: FromPath[str], data: JSONBody[AskForGrant]
 ) -> Response[ClaimGrant]:
     """Grants the best waiting execution of a lane to a worker; 204 if there is none."""
-    _check_place(caller_of(request), data.namespace)
     granted = await engine_of(request).grants.find_and_issue(
         grantee(worker_id, data.worker_instance_id),
         lane=data.lane_id,
         capabilities=data.capabilities,
         ttl=check_grant_ttl(data.grant_ttl_ms),
-        namespace=data.namespace,
+        namespace=visible_namespace(caller_of(request), data.namespace),
     )
     if granted is None:
         return empty()
     place = partition_key("fp", granted.id.partition_index)
     return respond(ClaimGrant(str(granted.id), place, granted.key, granted.expires_at))
-
-
-def _check_place(caller: Identity, namespace: str | None) -> None:
-    if namespace is not None:
-        check_namespace(caller, namespace)
-    else:
-        check_everywhere(caller)
 
 
 HANDLERS = [claim_for_worker]

@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -92,6 +93,37 @@ async def test_a_lost_reply_is_left_to_the_caller(
     (claim,) = await second_lab.claim(key="k", lanes=["default"])
     assert await lab.claim(key="other") == []
     await second_lab.complete(claim)
+
+
+@pytest.mark.inside
+async def test_what_a_repeat_got_is_not_handed_back_for_the_first_try(
+    lab: Lab, second_lab: Lab
+) -> None:
+    """The client of one server went away and asks another one, while the first hands back."""
+    await lab.submit()
+    first = await lab.claim(key="k")
+    (again,) = await second_lab.claim(key="k")
+    await lab.engine.claims.give_back(first)
+    await second_lab.complete(again)
+
+
+@pytest.mark.inside
+async def test_a_repeat_does_not_get_what_was_handed_back(lab: Lab, second_lab: Lab) -> None:
+    await lab.submit()
+    (first,) = await lab.claim(key="k")
+    await lab.engine.claims.give_back([first])
+    (again,) = await second_lab.claim(key="k")
+    assert (again.uuid, again.epoch, again.attempt) == (first.uuid, first.epoch + 1, first.attempt)
+
+
+@pytest.mark.inside
+async def test_what_was_taken_by_id_is_not_handed_back(lab: Lab, second_lab: Lab) -> None:
+    await lab.submit()
+    id = UUID(int=7)
+    first = await lab.claim(id=id)
+    (again,) = await second_lab.engine.claims.taken(W1, id)
+    await lab.engine.claims.give_back(first)
+    await second_lab.complete(again)
 
 
 async def test_a_cancelled_claim_is_handed_back(lab: Lab) -> None:

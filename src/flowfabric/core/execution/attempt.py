@@ -177,6 +177,17 @@ def hand_back(snapshot: Snapshot | None, now: Millis, owner: Owner) -> "Change[D
     return _pause(snapshot, now, owner, now, EventKind.HANDED_BACK, HANDED_BACK)
 
 
+def hand_back_unheard(
+    snapshot: Snapshot | None, now: Millis, owner: Owner
+) -> "Change[Delayed] | Change[None]":
+    """The same for a claim whose answer was lost. If its lease was renewed, a worker has got it
+    from a repeat of the claim (`lease.hold`), and keeps it."""
+    state = present(snapshot).state
+    if isinstance(state, Active) and state.lease.renewed_at is not None:
+        return unchanged(None)
+    return hand_back(snapshot, now, owner)
+
+
 def pause_attempt(snapshot: Snapshot, now: Millis, lease: Lease, reason: str) -> tuple[Life, Next]:
     """The life and the next start of an execution whose owner interrupts its attempt."""
     earlier = snapshot.life.paused if lease.start is Start.CONTINUE else None

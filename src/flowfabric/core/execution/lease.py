@@ -169,6 +169,16 @@ def renew(snapshot: Snapshot | None, now: Millis, owner: Owner, ttl: Millis) -> 
     return Change(outcome=outcome, before=snapshot, after=after)
 
 
+def hold(
+    snapshot: Snapshot | None, now: Millis, owner: Owner, ttl: Millis
+) -> "Change[Renewed] | Change[Snapshot]":
+    """Renews the lease of a claim that is answered again; the outcome is how it stands then."""
+    change = renew(snapshot, now, owner, ttl)
+    if change.after is None or not isinstance(change.outcome, Renewed):
+        return change  # refused, such as one that has expired
+    return replace(change, outcome=change.after)
+
+
 def lose(
     snapshot: Snapshot,
     now: Millis,

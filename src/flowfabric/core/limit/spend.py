@@ -326,10 +326,10 @@ def _breach(budgets: Iterable[Budget], amounts: Amounts) -> HardBreach | None:
     for budget in budgets:
         for dimension, amount in sorted(amounts.items()):
             taken, hard = budget.taken(dimension), budget.hard(dimension)
-            if taken + amount > MAX_AMOUNT:
-                raise Invalid(f"budget {budget.name!r} cannot count that many {dimension}")
             if hard is not None and budget.strict and amount and taken + amount > hard:
                 return HardBreach(budget.name, dimension, taken, hard, budget.on_hard)
+            if taken + amount > MAX_AMOUNT:
+                raise Invalid(f"budget {budget.name!r} cannot count that many {dimension}")
     return None
 
 

@@ -37,7 +37,7 @@ from flowfabric.core.base.text import (
 from flowfabric.core.base.time import Millis, Span, check_moment, check_span
 from flowfabric.core.execution import lease as rules
 from flowfabric.core.execution import probation
-from flowfabric.core.execution.attempt import Delayed, hand_back
+from flowfabric.core.execution.attempt import hand_back_unheard
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.handle import HandleKind
 from flowfabric.core.execution.lease import (
@@ -222,8 +222,8 @@ class Claims(Service):
             # What was taken for a first try that was cancelled is being handed back.
             await self._rescues.drain()
             taken = await _taken_before(self._context.store, call, weights, self._now())
-            if taken:
-                return [Claim(item.snapshot, item.payload, call.ttl) for item in taken]
+            if taken := await _hold(self._context, taken, call.ttl):
+                return _claims(taken, call.ttl)
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + check_seconds(max_wait, "max_wait")
         while True:
@@ -234,7 +234,7 @@ class Claims(Service):
                 observer.claimed([item.snapshot for item in taken])
             remaining = give_up_at - loop.time()
             if taken or remaining <= 0:
-                return [Claim(item.snapshot, item.payload, call.ttl) for item in taken]
+                return _claims(taken, call.ttl)
             # All callers look at the same moments, so that they share the statement.
             next_look = POLL_FLOOR - loop.time() % POLL_FLOOR
             wait = min(remaining, next_look)
@@ -249,7 +249,7 @@ class Claims(Service):
         calls = [call for call, ends_at in self._unanswered.values() if now < ends_at]
         repeats = [replace(call, limit=0, repeated=True) for call in calls]
         taken = await _taken(self._context.store, repeats, now) if repeats else []
-        for answer in await self._give_back(list(chain.from_iterable(taken))):
+        for answer in await self.give_back(_claims(chain.from_iterable(taken))):
             if isinstance(answer, Unavailable):
                 raise answer
         for id in asked:
@@ -265,7 +265,15 @@ class Claims(Service):
         ids = [named, *(_part_id(named, part) for part in range(call.limit + 1))]
         calls = [replace(call, id=each, limit=0, repeated=True) for each in ids]
         found = chain.from_iterable(await _taken(self._context.store, calls, self._now()))
-        return [Claim(item.snapshot, item.payload, call.ttl) for item in found]
+        return _claims(await _hold(self._context, list(found), call.ttl), call.ttl)
+
+    async def give_back(self, claims: Sequence[Claim]) -> list[object]:
+        """Gives up claims whose answer has reached no worker: the same attempts go on elsewhere,
+        and no retry is used. What a repeat of the call got meanwhile, from any process, is left
+        alone; what cannot be given up now is taken over when its lease has expired."""
+        return await self._context.decisions.decide_all(
+            [Decision(each.uuid, partial(hand_back_unheard, owner=each.owner)) for each in claims]
+        )
 
     async def extend(self, renewals: Sequence[Renewal]) -> dict[UUID, Millis]:
         """Extends many leases, given by their fences, and returns until when: the heartbeat of a
@@ -418,7 +426,7 @@ class Claims(Service):
                     raise
                 break  # claimed executions must reach their owner
             except asyncio.CancelledError:
-                self._rescues.start(partial(self._give_back, taken))
+                self._rescues.start(partial(self.give_back, _claims(taken)))
                 raise
         return taken
 
@@ -500,13 +508,7 @@ class Claims(Service):
 
     async def _give_back_late(self, work: "asyncio.Future[list[Taken]]") -> None:
         with suppress(FlowFabricError):
-            await self._give_back(await work)
-
-    async def _give_back(self, taken: Sequence[Taken]) -> list[object]:
-        claims = [Claim(item.snapshot, item.payload, Millis(1)) for item in taken]
-        return await self._context.decisions.decide_all(
-            [Decision(claim.uuid, partial(_give_up, claim.owner)) for claim in claims]
-        )
+            await self.give_back(_claims(await work))
 
 
 async def _flush_renewals(store: Store, renewals: list[Renewal]) -> list[Millis | None]:
@@ -545,8 +547,25 @@ def _weight(call: ClaimCall) -> int:
     return call.limit * (MAX_BYTES // MAX_CLAIM)
 
 
-def _give_up(owner: Owner, held: Snapshot | None, now: Millis) -> Change[Delayed]:
-    return hand_back(held, now, owner)
+def _claims(taken: Iterable[Taken], ttl: Millis = rules.DEFAULT_TTL) -> list[Claim]:
+    return [Claim(item.snapshot, item.payload, ttl) for item in taken]
+
+
+async def _hold(context: EngineContext, taken: list[Taken], ttl: Millis) -> list[Taken]:
+    """Of what an earlier try took, what its worker still holds. It is renewed, so that no process
+    hands it back any more for that try (`Claims.give_back`)."""
+    decisions = [
+        Decision(claim.uuid, partial(rules.hold, owner=claim.owner, ttl=ttl), claim.snapshot)
+        for claim in _claims(taken)
+    ]
+    held = []
+    answers = await context.decisions.decide_all(decisions)
+    for item, answer in zip(taken, answers, strict=True):
+        if isinstance(answer, Unavailable):
+            raise answer  # the caller asks again
+        if isinstance(answer, Snapshot):
+            held.append(replace(item, snapshot=answer))
+    return held
 
 
 def _spent(item: Taken) -> bool:

@@ -145,6 +145,10 @@ class Keys:
             await self._audit.write("key.seeded", kid, by=who)
         return answer
 
+    async def prepare(self) -> None:
+        """Installs the first key now, not when something waits for a signal for the first time."""
+        await self._ring.to_sign()
+
     async def rotate(
         self, kid: str, secret: str, *, grace: Span = DEFAULT_GRACE, by: str = ""
     ) -> Rotated | Noop:

@@ -1,6 +1,5 @@
 """`/v1/work/claim` and `/v1/work/claim-grant`: how a worker gets leases."""
 
-import asyncio
 import logging
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -11,11 +10,9 @@ from uuid import UUID
 from litestar import Request, Response, post
 from litestar.params import JSONBody
 
-from flowfabric.core.access.token import Identity
 from flowfabric.core.base.errors import (
     Corruption,
     FlowFabricError,
-    Invalid,
     InvalidGrant,
     NotLeaseable,
     Unavailable,
@@ -32,17 +29,17 @@ from flowfabric.engine.execution.claims import Claim
 from flowfabric.server.access import (
     caller_of,
     check_again,
-    check_namespace,
     check_run,
     needs,
 )
+from flowfabric.server.bounded_claims import MAX_ANSWER, fitting, give_back
 from flowfabric.server.context import ServerContext, context_of
 from flowfabric.server.long_polls import while_wanted
+from flowfabric.server.parameters import visible_namespace
 from flowfabric.server.wire import read_id, respond
 from flowfabric.server.work.answers import ClaimedRun, ClaimedWork
 from flowfabric.server.work.bodies import ClaimWork, RedeemGrant
-from flowfabric.server.work.described import describe_claims
-from flowfabric.server.work.lease import hand_back
+from flowfabric.server.work.described import describe_claims, size_of
 
 log = logging.getLogger("flowfabric.server")
 
@@ -58,33 +55,22 @@ async def claim_work(
     list is no error. What was taken for a client that is gone is handed back at once. A server
     that stops answers with an empty list, or with 503 if the request may be a repeat."""
     context = context_of(request)
-    namespace = _namespace(caller_of(request), data.namespace)
+    namespace = visible_namespace(caller_of(request), data.namespace)
     if context.draining.is_set():
         if data.claim_id is not None:  # it may be a repeat: an empty list would deny what it holds
             raise Unavailable("this server is stopping; send the same request again")
         return respond(ClaimedWork([], POLL_MS))
-    claims = await _unless_gone(request, _claim(context.engine, data, namespace))
+    claims = await _unless_gone(request, _claim(context, data, namespace))
     answer = [each for each in await _answer(context, claims) if isinstance(each, ClaimedRun)]
     waited = data.wait_ms > 0 and not context.draining.is_set()
     return respond(ClaimedWork(answer, 0 if answer or waited else POLL_MS))
 
 
-def _namespace(caller: Identity, namespace: str | None) -> str | None:
-    """A caller that sees several namespaces, but not all, must say which one it works in."""
-    if namespace is not None:
-        check_namespace(caller, namespace)
-        return namespace
-    if caller.namespaces is None:
-        return None
-    if len(caller.namespaces) != 1:
-        raise Invalid("this token is limited to namespaces: name the one to claim in")
-    return next(iter(caller.namespaces))
-
-
 def _claim(
-    engine: Engine, data: ClaimWork, namespace: str | None
+    context: ServerContext, data: ClaimWork, namespace: str | None
 ) -> Coroutine[Any, Any, list[Claim]]:
-    return engine.claims.claim(
+    return context.claims.claim(
+        context.engine,
         WorkerIdentity(data.worker_id, data.worker_instance_id),
         lanes=data.lanes,
         capabilities=data.capabilities,
@@ -105,14 +91,14 @@ async def _unless_gone(
     and this function for one that was just done. So it is if the token was revoked meanwhile."""
     claiming, gone = await while_wanted(request, claim)
     taken = [] if claiming.cancelled() else claiming.result()
-    engine = context_of(request).engine
+    context = context_of(request)
     if gone:
-        await hand_back(engine, taken)
+        await give_back(context.engine, taken)
         return []
     try:
         await check_again(request)
     except FlowFabricError:
-        await hand_back(engine, taken)
+        await give_back(context.engine, taken)
         raise
     return taken
 
@@ -123,8 +109,11 @@ async def _answer(context: ServerContext, claims: list[Claim]) -> list[ClaimedRu
     try:
         answer = await describe_claims(context.engine, claims)
     except BaseException:
-        await asyncio.shield(hand_back(context.engine, claims))
+        await give_back(context.engine, claims)
         raise
+    if beyond := claims[fitting(map(size_of, answer), MAX_ANSWER) :]:
+        await give_back(context.engine, beyond)
+        claims, answer = claims[: -len(beyond)], answer[: -len(beyond)]
     for claim, described in zip(claims, answer, strict=True):
         if isinstance(described, Corruption):
             fields = {"run": str(claim.uuid), "task": claim.kind}

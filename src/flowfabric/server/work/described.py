@@ -107,6 +107,16 @@ def _claimed(
     )
 
 
+def size_of(run: ClaimedRun | Corruption) -> int:
+    """About how many bytes a run needs in an answer."""
+    if isinstance(run, Corruption):
+        return 0
+    values = [run.payload_json, run.payload, *(step.value for step in run.steps)]
+    for signal in run.signals:
+        values += (signal.payload_json, signal.payload)
+    return sum(len(value) for value in values if isinstance(value, str | bytes | msgspec.Raw))
+
+
 def describe_cleanup(asked: CleanupRequest | None) -> CancelRequest | None:
     if asked is None:
         return None

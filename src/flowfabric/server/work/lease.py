@@ -1,7 +1,5 @@
 """Whose lease an operation is about: the proof of ownership that a request presents."""
 
-import asyncio
-
 from msgspec import Struct
 
 from flowfabric.core.access.token import Identity
@@ -87,10 +85,3 @@ def _owner(data: Fenced) -> Owner:
         data.lease_epoch,
         None if data.attempt_id is None else read_uuid_text(data.attempt_id, "attempt_id"),
     )
-
-
-async def hand_back(engine: Engine, claims: list[Claim]) -> None:
-    """Gives up claims whose answer reaches no worker: the same attempts go on elsewhere, and no
-    retry is used. What cannot be handed back now is taken over when its lease has expired."""
-    work = (engine.attempts.hand_back(claim) for claim in claims)
-    await asyncio.gather(*work, return_exceptions=True)
