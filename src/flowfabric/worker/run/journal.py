@@ -173,9 +173,7 @@ class Journal:
         patches = self.patches.take_unrecorded(self.generation)
         step = place.step(self.generation, record)
         try:
-            await until_available(
-                lambda: self._write(patches, step), give_up=self._halt.__bool__
-            )
+            await until_available(lambda: self._write(patches, step), give_up=self._halt.__bool__)
         except LeaseLost:
             self._halt.stop(LOST)
             raise
