@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Self
 from uuid import UUID, uuid5
 
-from msgspec import msgpack, to_builtins
+from msgspec import convert, msgpack, to_builtins
 
 from flowfabric.core.base.errors import Invalid, InvalidId
 
@@ -177,7 +177,7 @@ def parse_run_id(given: object) -> ExecutionId | UUID:
     if isinstance(given, UUID):
         return given
     if isinstance(given, str) and _UUID.fullmatch(given) and not isinstance(given, ExecutionId):
-        return UUID(given)
+        return _read_text(given)
     return ExecutionId.of(*_split(given))
 
 
@@ -209,7 +209,12 @@ def parse_uuid(text: object, what: str) -> UUID:
         raise InvalidId("invalid_uuid", f"{what}: {type(text).__name__}")
     if _UUID.fullmatch(text) is None:
         raise InvalidId("invalid_uuid", f"{what}: {text}")
-    return UUID(text)
+    return _read_text(text)
+
+
+def _read_text(canonical: str) -> UUID:
+    """A third of the price of `UUID(text)`, which takes other forms as well."""
+    return convert(str.__str__(canonical), UUID)
 
 
 def partition_key(family: str, index: int) -> str:
@@ -254,7 +259,7 @@ def _split(text: object) -> tuple[int, UUID]:
     if _UUID.fullmatch(match[2]) is None:
         raise InvalidId("invalid_uuid", text)
     _check_partition("fp", index, text)
-    return index, UUID(match[2])
+    return index, _read_text(match[2])
 
 
 def _index(digits: str, text: str) -> int:

@@ -63,6 +63,9 @@ def _check_of(hint: Any) -> tuple[_Fits, str]:
         case typing.Union | types.UnionType:
             checks = [_check_of(each) for each in inner]
             fits = tuple(check for check, _ in checks)
+            if len(fits) == 2 and inner[1] is types.NoneType:
+                first = fits[0]
+                return (lambda value: value is None or first(value)), _either(checks)
             return (lambda value: any(each(value) for each in fits)), _either(checks)
         case builtins.tuple if inner[1:] == (...,):
             item, expected = _check_of(inner[0])

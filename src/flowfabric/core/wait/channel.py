@@ -8,6 +8,7 @@ Which waitpoint has the name changes with time, so a repeat is recognised by the
 never saw the answer sends again, and the signal must not count twice.
 """
 
+from functools import lru_cache
 from uuid import UUID, uuid5
 
 import msgspec
@@ -46,6 +47,7 @@ from flowfabric.core.wait.signal import (
 from flowfabric.core.wait.waitpoint import new_waitpoint, with_pending
 
 
+@lru_cache(maxsize=4096)
 def waitpoint_id(execution: UUID, generation: int, *parts: str) -> UUID:
     """A waitpoint's id that is the same whenever the same is asked for."""
     sized = "".join(f"{len(part)}:{part}" for part in parts)
@@ -72,7 +74,8 @@ def needs_to_send(snapshot: Snapshot | None, name: str, delivery: Delivery) -> N
     targets = {p.id for p in waits.open if p.key == name} | {channel_id(snapshot, name)}
     needs = [needs_to_deliver(snapshot, replace(delivery, waitpoint=each)) for each in targets]
     keys = {key for each in needs if each is not None for key in each.dedup}
-    keys |= {*_sent_keys(snapshot, name, delivery), _decided_key(snapshot, name, delivery)}
+    if waits.signals:  # only an accepted signal leaves these
+        keys |= {*_sent_keys(snapshot, name, delivery), _decided_key(snapshot, name, delivery)}
     return Needs(snapshot.execution.uuid, waitpoints=tuple(targets), dedup=tuple(keys))
 
 

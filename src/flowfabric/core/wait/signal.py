@@ -9,7 +9,7 @@ says which waits it counts for, and `resume` continues an execution that it sati
 from uuid import UUID
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import (
@@ -104,14 +104,24 @@ def needs_to_deliver(
     """What `deliver` reads. `claims` are what the token says, unverified."""
     if snapshot is None:
         return None
-    keys = [_signal_key(delivery), _revoked_key(delivery.waitpoint, "")]
+    keys = [_revoked_key(delivery.waitpoint, "")]
+    if claims is not None:
+        keys.append(_revoked_key(delivery.waitpoint, claims.id))
+    if (snapshot.life.waits or NO_WAITS).signals:
+        keys += _keys_of_signals(delivery, claims)
+    return Needs(snapshot.execution.uuid, waitpoints=(delivery.waitpoint,), dedup=tuple(keys))
+
+
+def _keys_of_signals(delivery: Delivery, claims: TokenClaims | None) -> list[bytes]:
+    """The dedup records that only an accepted signal can have left."""
+    keys = [_signal_key(delivery)]
     for source in sorted({delivery.source, "", claims.approver or "" if claims else ""}):
         keys += [_approver_key(delivery, source), source_key(delivery.source_type, source)]
     if delivery.idempotency_key:
         keys.append(_repeat_key(delivery))
     if claims is not None:
-        keys += [_revoked_key(delivery.waitpoint, claims.id), _used_key(delivery, claims)]
-    return Needs(snapshot.execution.uuid, waitpoints=(delivery.waitpoint,), dedup=tuple(keys))
+        keys.append(_used_key(delivery, claims))
+    return keys
 
 
 def deliver(
@@ -131,7 +141,8 @@ def deliver(
     if waitpoint is None:
         raise NotFound("waitpoint", delivery.waitpoint)
     source = _source(delivery, waitpoint, claims, trusted=credential is None)
-    delivery = replace(delivery, source=source)
+    if source != delivery.source:
+        delivery = replace(delivery, source=source)
     return _Delivering(snapshot, now, loaded, delivery, waitpoint, claims).decide()
 
 
@@ -167,6 +178,7 @@ class _Delivering:
         self._claims = claims
         self._dedup = loaded.dedup
         self._waits = snapshot.life.waits or NO_WAITS
+        self._key = _signal_key(delivery)
 
     def decide(self) -> "Change[SignalAnswer]":
         known = self._delivered() or self._decided()
@@ -197,7 +209,7 @@ class _Delivering:
 
     def _delivered(self) -> UUID | None:
         """The signal this one repeats, by its id or its idempotency key."""
-        known = self._seen(_signal_key(self._delivery))
+        known = self._seen(self._key)
         if known is None and self._delivery.idempotency_key:
             known = self._seen(_repeat_key(self._delivery))
         return known
@@ -207,8 +219,10 @@ class _Delivering:
         the answer decides again, also when that decision was the last one that was needed. What
         has become outdated is refused instead."""
         delivery, terms = self._delivery, self._waitpoint.terms
+        if terms is None:
+            return None
         record = self._dedup.get(_approver_key(delivery, delivery.source))
-        if terms is None or record is None or record.doc[16:].decode() != delivery.name:
+        if record is None or record.doc[16:].decode() != delivery.name:
             return None
         if delivery.about not in (None, terms.about) or self._is_outdated():
             return None
@@ -276,8 +290,10 @@ class _Delivering:
         suspension = self._waits.suspension
         if suspension is None or not isinstance(self._snapshot.state, Suspended):
             raise NotSignalable(f"{self._snapshot.run} is not suspended")
-        match = match_signal(suspension, self._signal(Effect.APPENDED), self._dedup)
-        row = ReceivedSignal(self._signal(match.effect), suspension.id if match.counts else None)
+        signal = self._signal(Effect.APPENDED)
+        match = match_signal(suspension, signal, self._dedup)
+        counted = replace(signal, effect=str(match.effect))
+        row = ReceivedSignal(counted, suspension.id if match.counts else None)
         if match.satisfied:
             return self._resume(row, match)
         after = self._after(replace(self._numbered, suspension=match.suspension))
@@ -309,8 +325,8 @@ class _Delivering:
     ) -> "Change[SignalAnswer]":
         signal = row.signal
         detail = {
-            "signal": str(signal.id),
-            "waitpoint": str(signal.waitpoint),
+            "signal": to_builtins(signal.id),
+            "waitpoint": to_builtins(signal.waitpoint),
             "name": signal.name,
             "source": signal.source,
             "effect": signal.effect,
@@ -327,7 +343,7 @@ class _Delivering:
     def _records(self) -> list[DedupRecord]:
         """What makes a repeat of this signal recognisable."""
         delivery, id = self._delivery, self._delivery.id.bytes
-        records = [DedupRecord(_signal_key(delivery), doc=id)]
+        records = [DedupRecord(self._key, doc=id)]
         if delivery.idempotency_key:
             until = Millis(self._now + delivery.dedup_ttl)
             records.append(DedupRecord(_repeat_key(delivery), until, id))

@@ -231,15 +231,15 @@ def _verdict(
     parts = _parts(token.reveal())
     if parts is None:
         return _invalid()
-    refusal = _check_key(ring, parts.kid, now)
-    if refusal is not None:
-        return refusal
-    if not _is_genuine(ring, waitpoint, parts):
+    secret = _secret(ring, parts.kid, now)
+    if isinstance(secret, Exception):
+        return secret
+    if not _is_genuine(secret, waitpoint, parts):
         return _invalid()
     return _check_claims(parts.claims, now)
 
 
-def _check_key(ring: Keyring, kid: str, now: Millis) -> _Refusal | None:
+def _secret(ring: Keyring, kid: str, now: Millis) -> bytes | _Refusal:
     if not ring.keys:
         return NoSigningKey("no key signs tokens yet: seed one")
     if kid not in ring.keys:
@@ -247,14 +247,13 @@ def _check_key(ring: Keyring, kid: str, now: Millis) -> _Refusal | None:
     if not verifies(ring, kid, now):
         return _expired()
     try:
-        secret_of(ring, kid)
+        return secret_of(ring, kid)
     except InvalidSecret as error:
         return error
-    return None
 
 
-def _is_genuine(ring: Keyring, waitpoint: Waitpoint | None, parts: _Parts) -> bool:
-    expected = _mac(secret_of(ring, parts.kid), parts.kid, waitpoint or _NO_WAITPOINT, parts.claims)
+def _is_genuine(secret: bytes, waitpoint: Waitpoint | None, parts: _Parts) -> bool:
+    expected = _mac(secret, parts.kid, waitpoint or _NO_WAITPOINT, parts.claims)
     return hmac.compare_digest(expected, parts.digest) and waitpoint is not None
 
 

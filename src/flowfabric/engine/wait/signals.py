@@ -203,8 +203,8 @@ def check_delivery(delivery: object) -> Delivery:
         "correlation": checked.correlation or "",
         "digest": checked.about or "",
     }
-    for what, text in texts.items():
-        check_text(text, what, limit=MAX_KEY)
+    for what in filter(texts.get, texts):
+        check_text(texts[what], what, limit=MAX_KEY)
     if checked.idempotency_key is not None:
         check_text(checked.idempotency_key, "idempotency key", limit=MAX_KEY)
     if checked.payload is not None:

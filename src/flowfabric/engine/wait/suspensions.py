@@ -1,5 +1,6 @@
 """Waiting for the outside world: suspending, waitpoints and their tokens."""
 
+from typing import Any
 from uuid import UUID
 
 from msgspec import Struct
@@ -23,7 +24,7 @@ from flowfabric.core.execution.model import Active, Snapshot, Suspended
 from flowfabric.core.wait import resume
 from flowfabric.core.wait import suspend as rules
 from flowfabric.core.wait import waitpoint as waitpoint_rules
-from flowfabric.core.wait.keyring import Keyring, verifies
+from flowfabric.core.wait.keyring import Key, Keyring, verifies
 from flowfabric.core.wait.model import (
     MAX_VALUE,
     NO_WAITS,
@@ -55,7 +56,7 @@ PAGE = 100
 MAX_PAGE = 1000
 MAX_APPROVERS = 100
 KNOWN = 5_000
-"""Most rows of waitpoints that are kept in memory."""
+"""Most rows of waitpoints, and most of their tokens, that are kept in memory."""
 
 
 class Ticket(Struct, frozen=True):
@@ -96,6 +97,7 @@ class Suspensions(Service):
         self._loads: Batcher[Needs, Loaded] = Batcher("load_needs", context.store.load_needs)
         self._looks: Batcher[UUID, int] = Batcher("signals", self._flush_looks)
         self._known: dict[tuple[UUID, UUID], Waitpoint] = {}
+        self._signed_for: dict[UUID, tuple[Waitpoint, Key | None, Token]] = {}
 
     def new_id(self) -> UUID:
         """An id for a suspension or a waitpoint, minted before the first try."""
@@ -328,7 +330,7 @@ class Suspensions(Service):
             return Token("")
         row = _signable(ring, row, self._now())
         if approver is None and expires_at is None:
-            return mint(ring, row)
+            return self._minted(ring, row)
         claims = TokenClaims(
             id=f"again:{approver or ''}",
             issued_at=row.created_at,
@@ -426,6 +428,17 @@ class Suspensions(Service):
             _keep(self._known, found)
         return found
 
+    def _minted(self, ring: Keyring, row: Waitpoint) -> Token:
+        """The token of a waitpoint, signed once: a handler asks for it whenever it runs."""
+        key = ring.keys.get(row.kid)
+        signed = self._signed_for.get(row.id)
+        if signed is not None and signed[:2] == (row, key):
+            return signed[2]
+        token = mint(ring, row)
+        _bound(self._signed_for)
+        self._signed_for[row.id] = row, key, token
+        return token
+
     async def _rows(self, snapshot: Snapshot) -> dict[UUID, Waitpoint]:
         """The open waitpoints of an execution."""
         wanted = tuple({p.id for p in (snapshot.life.waits or NO_WAITS).open})
@@ -449,9 +462,14 @@ class Suspensions(Service):
 def _keep(known: dict[tuple[UUID, UUID], Waitpoint], row: Waitpoint) -> None:
     """A row is written once, and a handler that runs again asks for it: it is read only if another
     process has made it, or if many were made since."""
+    _bound(known)
+    known[row.execution, row.id] = row
+
+
+def _bound(known: dict[Any, Any]) -> None:
+    """Makes room for one more."""
     if len(known) >= KNOWN:
         del known[next(iter(known))]
-    known[row.execution, row.id] = row
 
 
 def check_terms(terms: object) -> Terms:

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, overload
 from uuid import UUID
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import ApprovalOutdated, Invalid
@@ -410,11 +410,12 @@ class WaitsApi:
         key = name if place.occurrence == 0 else f"{name}#{place.occurrence}"
         own = _derived(self._claim.snapshot, place, "callback")
         create = partial(self._create, own, key)
-        id = UUID(await perform(self._scope.journal, place, create, str))
+        id: UUID = await perform(self._scope.journal, place, create, UUID)
         if id != own:  # made by another run, or before the run was replayed from a chosen step
             use = partial(_open_or_new, self._claim.snapshot, id, create)
-            id = UUID(await perform(self._scope.journal, place.again(0, REPLACED), use, str))
-        return Callback(self, f"{self._claim.uuid}/{id}", await self._token(id), id, key)
+            id = await perform(self._scope.journal, place.again(0, REPLACED), use, UUID)
+        address = f"{to_builtins(self._claim.uuid)}/{to_builtins(id)}"
+        return Callback(self, address, await self._token(id), id, key)
 
     async def _create(
         self, id: UUID, key: str, terms: Terms | None = None, slot: UUID | None = None

@@ -1,8 +1,7 @@
 """What an exception of a handler means for its run, as data that can cross processes."""
 
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -62,15 +61,21 @@ class RemoteTraceback(Exception):
         return f'\n"""\n{self.args[0]}"""'
 
 
-@contextmanager
-def raised_in(step: str) -> Iterator[None]:
-    """Marks an error with the name of the step that raised it."""
-    try:
-        yield
-    except Exception as error:
-        with suppress(AttributeError, TypeError):  # an error without a dictionary
-            error.__dict__.setdefault(_STEP, step)
-        raise
+class raised_in:
+    """Marks an error with the name of the step that raised it. A class, which costs a third of a
+    generator."""
+
+    __slots__ = ("_step",)
+
+    def __init__(self, step: str) -> None:
+        self._step = step
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, type: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):
+            with suppress(AttributeError, TypeError):  # an error without a dictionary
+                error.__dict__.setdefault(_STEP, self._step)
 
 
 def step_of(error: BaseException) -> str | None:

@@ -8,7 +8,8 @@ and the run is blocked by code: two histories are never mixed.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import NoReturn
 
 import msgspec
@@ -34,9 +35,11 @@ from flowfabric.worker.run.branches import (
 )
 from flowfabric.worker.run.cancelling import CancelPoint
 from flowfabric.worker.run.lease import WorkerLease
-from flowfabric.worker.run.patches import Patches, is_beyond
+from flowfabric.worker.run.patches import Patches, Unrecorded, is_beyond
 from flowfabric.worker.run.race import racing
 from flowfabric.worker.run.until_available import until_available
+
+_decoder = msgspec.json.Decoder(Recorded)
 
 
 class Journal:
@@ -85,9 +88,9 @@ class Journal:
         if skipped is not None:
             return skipped
         found = self._steps.get((place.branch, place.position))
-        if found is None and begins and not is_no_call(place.name):
-            await self.reach_end()
         if found is None:
+            if begins and self._cancel.notice is not None and not is_no_call(place.name):
+                await self.reach_end()
             position = self._positions.get((place.name, place.occurrence))
             if position is not None:
                 self.refuse(
@@ -96,8 +99,7 @@ class Journal:
                     expected=f"step {position}: {place}",
                     asked=f"step {place.position}: {place}",
                 )
-            await self.confirm()
-            self._began[place.branch, place.position] = self._engine.now()
+            self._began[place.branch, place.position] = await self.confirm()
             self.branches.go_beyond()
             return None
         step, record = found
@@ -125,16 +127,21 @@ class Journal:
         step, limit = self._steps.get((timer.branch, timer.position), (None, None))
         return record, limit.until if step and limit and step.name == timer.name else None
 
-    async def confirm(self) -> None:
-        """Nothing begins in a run that was stopped, or that another worker has taken over."""
-        try:
-            await self._lease.confirm(self._engine, give_up=self._halt.__bool__)
-        except LeaseLost:
+    async def confirm(self) -> Millis:
+        """Nothing begins in a run that was stopped, or that another worker has taken over. Returns
+        the time."""
+        now = self._engine.now()
+        if not self._lease.lasts_until(now):
+            try:
+                await self._lease.confirm(self._engine, give_up=self._halt.__bool__)
+            except LeaseLost:
+                self._halt.stop(LOST)
+            now = self._engine.now()
+        if self._cancel.is_over(now):
             self._halt.stop(LOST)
-        if self._cancel.is_over(self._engine.now()):
-            self._halt.stop(LOST)
-        if self._halt:
+        if self._halt.reason:
             raise Unwind(self._halt.reason)
+        return now
 
     async def record(self, place: StepPlace, value: Recorded) -> None:
         """Writes under the fence, however long the store is away; raises LeaseLost when another
@@ -164,23 +171,21 @@ class Journal:
 
     async def _append(self, place: StepPlace, record: Recorded) -> None:
         patches = self.patches.take_unrecorded(self.generation)
-        steps = [*patches.steps, place.step(self.generation, record)]
+        step = place.step(self.generation, record)
         try:
-            await until_available(lambda: self._write(steps), give_up=self._halt.__bool__)
+            await until_available(lambda: self._write(patches, step), give_up=self._halt.__bool__)
         except LeaseLost:
             self._halt.stop(LOST)
             raise
         self.patches.recorded(patches)
         self._on_step()
 
-    async def _write(self, steps: list[Step]) -> None:
+    def _write(self, patches: Unrecorded, step: Step) -> Awaitable[object]:
         """In one batch: a patch is not recorded without what follows it."""
-        if len(steps) == 1:
-            await self._engine.attempts.record_step(self._claim, steps[0])
-            return
-        await asyncio.gather(
-            *(self._engine.attempts.record_step(self._claim, step) for step in steps)
-        )
+        record = partial(self._engine.attempts.record_step, self._claim)
+        if not patches.steps:
+            return record(step)
+        return asyncio.gather(*map(record, (*patches.steps, step)))
 
     def patched(self, name: str) -> bool:
         """Whether the run takes a patch; see `patches`. The journal must be loaded."""
@@ -240,7 +245,7 @@ class Journal:
                 give_up=self._halt.__bool__,
             )
             for step in steps:
-                record = msgspec.json.decode(step.doc, type=Recorded)
+                record = _decoder.decode(step.doc)
                 if (tried := TryName.parse(step.name)) is not None:
                     self._learn_try(tried, step, record)
                     continue

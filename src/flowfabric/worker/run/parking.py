@@ -337,7 +337,7 @@ class Parking:
         return [each for each in waiters if each.racer is None or not each.racer.has_lost]
 
     def _request(
-        self, id: UUID, until: Millis | None, steps: list[Step], waiters: list[Waiter]
+        self, id: UUID, until: Millis | None, steps: Sequence[Step], waiters: list[Waiter]
     ) -> Suspend:
         reasons = {waiter.reason for waiter in waiters}
         now = self._engine.now()

@@ -67,20 +67,26 @@ class Patches:
 
     def take_unrecorded(self, generation: int) -> "Unrecorded":
         """The steps of patches that are to be recorded with what follows them."""
+        if not self._unrecorded:
+            return _NONE
         places = tuple(self._unrecorded)
-        return Unrecorded(places, [place.step(generation, Recorded()) for place in places])
+        return Unrecorded(places, tuple(place.step(generation, Recorded()) for place in places))
 
     def recorded(self, unrecorded: "Unrecorded") -> None:
         """Those are recorded by now."""
-        gone = set(unrecorded.places)
-        self._unrecorded = [place for place in self._unrecorded if place not in gone]
+        if unrecorded.places:
+            gone = set(unrecorded.places)
+            self._unrecorded = [place for place in self._unrecorded if place not in gone]
 
 
 class Unrecorded(Struct, frozen=True):
     """Patches that a run has taken, and the steps that record them."""
 
-    places: tuple[StepPlace, ...]
-    steps: list[Step]
+    places: tuple[StepPlace, ...] = ()
+    steps: tuple[Step, ...] = ()
+
+
+_NONE = Unrecorded()
 
 
 def _and_around(path: str) -> Iterable[str]:

@@ -1,6 +1,6 @@
 """Conditions as JSON: read and written."""
 
-from collections.abc import Mapping
+from collections.abc import Container
 from typing import Any
 
 import msgspec
@@ -38,7 +38,12 @@ _BODIES: dict[str, type[AllTrue | AnyTrue]] = {
     "AnyOf": AnyTrue,
 }
 _MATCHERS: dict[str, type[Matcher]] = {"ByName": ByName, "Wildcard": Wildcard}
-_CONDITIONS: dict[str, type[Struct]] = {**_LEAVES, **_BODIES}
+_CONDITIONS = {**_LEAVES, **_BODIES}
+_NAMES = {
+    kind: frozenset(("kind", *known.__struct_encode_fields__))
+    for kind, known in {**_CONDITIONS, **_MATCHERS}.items()
+}
+"""The members that this release knows, by kind."""
 
 
 def read_condition(members: object) -> Condition:
@@ -128,10 +133,8 @@ def _is_newer(members: dict[str, Any]) -> bool:
     )
 
 
-def _has_news(members: dict[str, Any], known: Mapping[str, type[Struct]]) -> bool:
+def _has_news(members: dict[str, Any], known: Container[str]) -> bool:
     kind = members.get("kind")
     if not isinstance(kind, str):
         return False
-    return kind not in known or any(
-        name not in ("kind", *known[kind].__struct_encode_fields__) for name in members
-    )
+    return kind not in known or not members.keys() <= _NAMES[kind]
