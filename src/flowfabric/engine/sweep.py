@@ -260,7 +260,7 @@ class Sweep(Service):
         if not self._has_duty:
             return MAX_PAUSE if seen.arrivals or seen.ready else REST_PAUSE
         moments = [seen.next_at, self._lease_ends.next_look(now), self._swept.limits.opens_at]
-        longest = MAX_PAUSE if seen.ready else REST_PAUSE
+        longest = MAX_PAUSE if seen.ready or seen.lines else REST_PAUSE
         if self._must_look(seen, now):
             leases = seen.leases_end_at is not None and seen.leases_end_at <= now
             await self._round(all_lines=False, leases=leases)
@@ -271,6 +271,9 @@ class Sweep(Service):
                 await self._swept.limits.next_at(),
             ]
             longest = MAX_PAUSE
+        elif seen.lines and not self._swept.limits.rests:
+            await timed("quota_reconciler", self._swept.limits.sweep())
+            moments.append(self._swept.limits.opens_at)
         if self._must_trim(now) and await self._trim_all(now):
             return 0.0  # the rest page by page: what becomes due meanwhile does not wait
         return self._until(moments, now, longest)

@@ -80,4 +80,6 @@ async def test_only_the_holder_of_the_duty_is_told_what_to_sweep(lab: Lab) -> No
 async def test_those_who_wait_for_a_quota_are_looked_after(lab: Lab) -> None:
     await limiting.define(lab, concurrency=1)
     await limiting.crowd(lab, 2)
-    assert (await look(lab)).busy
+    seen = await look(lab)
+    assert seen.lines
+    assert not seen.busy

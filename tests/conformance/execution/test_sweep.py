@@ -20,9 +20,10 @@ from flowfabric.core.execution.submission import Submission, Submitted
 from flowfabric.engine import sweep as sweep_module
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
+from flowfabric.engine.limit import sweep as limit_sweep_module
 from flowfabric.store.open import open_store
 from flowfabric.store.queries import Glance
-from tests.kit import situations
+from tests.kit import limiting, situations
 from tests.kit.lab import TTL, W1, W2, Lab
 from tests.kit.situations import DELAY, RETRY, completions, load, take, timeouts
 
@@ -208,6 +209,34 @@ async def test_all_leases_are_read_once_a_second_or_when_one_ends(
         await lab.engine.sweep._turn()
     assert looks == [True, False, False, True, True, True]
     assert isinstance((await load(lab, claim.id)).state, Lost)
+
+
+async def test_lines_at_limits_are_looked_at_without_asking_what_is_due(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While nothing else is to be done, and not before the last long look has rested."""
+    store, asked = lab.engine.store, list[str]()
+
+    def record(name: str) -> None:
+        honest = getattr(store, name)
+
+        async def call(*given: Any, **more: Any) -> Any:
+            asked.append(name)
+            return await honest(*given, **more)
+
+        monkeypatch.setattr(store, name, call)
+
+    await limiting.define(lab, concurrency=1)
+    await limiting.crowd(lab, 3)
+    monkeypatch.setattr(limit_sweep_module, "REST", 0.0)
+    await lab.engine.sweep._turn()  # the first one looks at everything
+    for name in ("due", "next_due", "owed_flows", "crowds"):
+        record(name)
+    await lab.engine.sweep._turn()
+    monkeypatch.setattr(limit_sweep_module, "REST", 1e9)
+    await lab.engine.sweep._turn()
+    await lab.engine.sweep._turn()
+    assert asked == ["crowds", "crowds"]
 
 
 @pytest.fixture

@@ -51,7 +51,6 @@ select
     mine.has_duty and (
         exists (select from {schema}.deadline d where d.at <= $3)
         or exists (select from {schema}.parked p where p.due_at <= $3)
-        or exists (select from {schema}.parked p where p.queue > -1)
         or coalesce(leases.end_at <= $3, false)
         or exists (select from {schema}.schedule s where s.next_at <= $3)
         or exists (select from {schema}.budget b where b.next_reset_at <= $3)
@@ -59,6 +58,7 @@ select
         or exists (select from {schema}.reservation)
         or exists (select from {schema}.presence p where p.expires_at = $5)
     ),
+    mine.has_duty and exists (select from {schema}.parked p where p.queue > -1),
     case when mine.has_duty then (
         select min(soon.at) from (
             select min(d.at) as at from {schema}.deadline d where d.at > $3

@@ -28,7 +28,6 @@ select
     :has_duty and (
         exists (select 1 from deadline where at <= :now)
         or exists (select 1 from parked where due_at <= :now)
-        or exists (select 1 from parked where queue > -1)
         or coalesce(leases.end_at <= :now, 0)
         or exists (select 1 from schedule where next_at <= :now)
         or exists (select 1 from budget where next_reset_at <= :now)
@@ -36,6 +35,7 @@ select
         or exists (select 1 from reservation)
         or exists (select 1 from presence where expires_at = :forever)
     ),
+    :has_duty and exists (select 1 from parked where queue > -1),
     case when :has_duty then (
         select min(at) from (
             select min(at) as at from deadline where at > :now
