@@ -197,7 +197,7 @@ class Page(Struct, frozen=True):
 
 class Counts(Struct, frozen=True):
     """How many executions are in each public state; `capped` names those that are at least that
-    many (counting stops at 100,000)."""
+    many: counting stops at 100,000, and of one lane or namespace at 200,000 rows looked at."""
 
     by_state: Mapping[str, int]
     capped: frozenset[str]
