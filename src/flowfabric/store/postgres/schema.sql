@@ -28,7 +28,7 @@ returning key
 -- name: glance
 -- All that a process at rest must know; the first column says whether the holder has the duty now.
 -- One that would last for more than a minute was taken before the clock was set back. Which lease
--- ends first only a look at all of them tells; without $6 there is none.
+-- ends first only a look at all of them tells; without $6 there is none, and without $7 none at `ready`.
 with held as (
     insert into {schema}.duty (name, holder, until) values ($1, $2, $4)
     on conflict (name) do update set holder = excluded.holder, until = excluded.until
@@ -46,7 +46,7 @@ leases as materialized (
 select
     mine.has_duty,
     exists (select from {schema}.arrival),
-    exists (select from {schema}.ready r where r.held_until <= $3),
+    $7::boolean and exists (select from {schema}.ready r where r.held_until <= $3),
     exists (select from {schema}.parked p where p.gate = 2 and p.queue is not null),
     mine.has_duty and (
         exists (select from {schema}.deadline d where d.at <= $3)

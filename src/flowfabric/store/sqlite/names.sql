@@ -16,14 +16,14 @@ returning holder
 
 -- name: glance
 -- Nothing but the first three is asked for by those who do not have the duty. Which lease ends first
--- only a look at all of them tells; without `:leases` there is none.
+-- only a look at all of them tells; without `:leases` there is none, and without `:ready` none at those.
 with leases (end_at) as materialized (
     select min(min(expires_at, coalesce(times_out_at, expires_at))) from lease
     where :leases and :has_duty
 )
 select
     exists (select 1 from arrival),
-    exists (select 1 from ready where held_until <= :now),
+    :ready and exists (select 1 from ready where held_until <= :now),
     exists (select 1 from parked where gate = 2 and queue is not null),
     :has_duty and (
         exists (select 1 from deadline where at <= :now)
