@@ -22,6 +22,8 @@ from flowfabric.store.queries import Query
 
 WORKER = WorkerIdentity("bench", "bench")
 FEW = 1_000
+FEW_KEYS = 100
+"""So that the newest hundred of both databases wait for their keys."""
 HOLD_FOR = 24 * 3600
 TRIES = 60
 SMALL = "time in small tables"
@@ -89,7 +91,7 @@ async def tables(load: Load) -> Figures:
     """With very many waiting and finished executions and 5,000 held keys, against a database of a
     thousand; both in turn."""
     async with opened(load.url) as small, opened(load.fresh()) as big:
-        await _fill(small, min(FEW, load.size.rows), held=0)
+        await _fill(small, min(FEW, load.size.rows), held=min(FEW_KEYS, load.size.held_keys))
         await _fill(big, load.size.rows, held=load.size.held_keys)
         found = {}
         for name, part in _PARTS.items():

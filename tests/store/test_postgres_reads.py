@@ -355,6 +355,21 @@ async def test_counting_stops_somewhere_and_says_so(
     assert "succeeded" not in counts.capped
 
 
+async def test_counts_of_a_lane_look_at_a_bounded_number_of_endings(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One lane among very many finished executions: what was not looked at may be of it."""
+    for lane in ("other", "other", "other", "rare"):
+        await bench.ended(lane=lane)
+    assert await bench.store.counts(None, "rare") == Counts(
+        {**dict.fromkeys(PublicState, 0), PublicState.COMPLETED: 1}, frozenset()
+    )
+    monkeypatch.setattr(lists, "COUNTED", 1)
+    counts = await bench.store.counts(None, "rare")
+    assert counts.by_state[PublicState.COMPLETED] <= 1
+    assert counts.capped == {PublicState.COMPLETED}
+
+
 # -- what is due
 
 

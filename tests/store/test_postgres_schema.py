@@ -226,7 +226,8 @@ async def test_a_page_reads_the_index_in_its_order_and_stops(crowded: Bench, nam
     values: tuple[Any, ...] = (*nothing, None, None, [], [], 101, None)
     steps = await plan(crowded, FREE, name, *values)
     assert "using execution_created_at on execution" in steps
-    assert "Sort" not in steps
+    assert "Presorted Key: execution.created_at" in steps  # those of one moment are sorted by id
+    assert "->  Sort" not in steps
     for table in ("execution", "ready", "parked", "done"):
         assert f"Seq Scan on {table}" not in steps
     filtered = (None,) * 6 + (
@@ -283,6 +284,8 @@ async def test_events_are_read_in_the_order_of_their_key(crowded: Bench) -> None
     uuid = (await crowded.store.held_leases(W1.instance, 1))[0].id.uuid
     steps = await plan(crowded, PINNED, "events_of", 0, 10**6, *nothing, 100, uuid)
     assert "using event_id on event" in steps
+    steps = await plan(crowded, FREE, "trimmed_registry_events", crowded.now, 100)
+    assert "using event_registry on event" in steps
 
 
 async def test_a_renewal_touches_no_index(bench: Bench) -> None:

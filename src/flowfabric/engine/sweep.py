@@ -53,6 +53,9 @@ REST_TRIM_EVERY = Millis(120_000)
 """The same where the last one found nothing."""
 LEASES_EVERY = Millis(1_000)
 """How often leases are looked at that this process knows nothing of: a look reads all of them."""
+RESTS = 9.0
+"""How many times as long as a look at `ready` and `lease` took, before the next one."""
+MAX_REST = 10.0
 TIDY_EVERY = Millis(300_000)
 """Workers that fell silent, unused limits and old audit records are forgotten so often, or after a
 trim."""
@@ -79,8 +82,8 @@ class LeaseEnds:
         self._end_at: Millis | None = None
         self._looked_at = Millis(-LEASES_EVERY)
 
-    def must_look(self, now: Millis) -> bool:
-        is_fresh = 0 <= now - self._looked_at < LEASES_EVERY
+    def must_look(self, now: Millis, *, rests: bool) -> bool:
+        is_fresh = rests or 0 <= now - self._looked_at < LEASES_EVERY
         return not is_fresh or (self._end_at is not None and self._end_at <= now)
 
     def looked(self, now: Millis, end_at: Millis | None) -> None:
@@ -106,6 +109,7 @@ class Sweep(Service):
         self._trim_every = TRIM_EVERY
         self._has_duty = False
         self._lease_ends = LeaseEnds()
+        self._rests_until = 0.0
         self._soonest: Millis | None = None
         self._early = asyncio.Event()
 
@@ -260,7 +264,7 @@ class Sweep(Service):
         if not self._has_duty:
             return MAX_PAUSE if seen.arrivals or seen.ready else REST_PAUSE
         moments = [seen.next_at, self._lease_ends.next_look(now), self._swept.limits.opens_at]
-        longest = MAX_PAUSE if seen.ready else REST_PAUSE
+        longest = MAX_PAUSE if seen.ready or seen.lines else REST_PAUSE
         if self._must_look(seen, now):
             leases = seen.leases_end_at is not None and seen.leases_end_at <= now
             await self._round(all_lines=False, leases=leases)
@@ -271,16 +275,29 @@ class Sweep(Service):
                 await self._swept.limits.next_at(),
             ]
             longest = MAX_PAUSE
+        elif seen.lines and not self._swept.limits.rests:
+            await timed("quota_reconciler", self._swept.limits.sweep())
+            moments.append(self._swept.limits.opens_at)
         if self._must_trim(now) and await self._trim_all(now):
             return 0.0  # the rest page by page: what becomes due meanwhile does not wait
         return self._until(moments, now, longest)
 
     async def _glance(self, now: Millis) -> Glance:
-        leases = self._lease_ends.must_look(now)
+        """Where rows that are gone cannot be removed, because a transaction stays open, a look at
+        `ready` and `lease` walks over all of them: then it is taken less often."""
+        loop = asyncio.get_running_loop()
+        begun_at = loop.time()
+        rests = begun_at < self._rests_until
+        leases = self._lease_ends.must_look(now, rests=rests)
         until = Millis(now + DUTY_SPAN)
-        seen = await self._context.store.glance(DUTY, self._holder, now, until, leases=leases)
+        seen = await self._context.store.glance(
+            DUTY, self._holder, now, until, ready=not rests, leases=leases
+        )
         if leases and seen.has_duty:
             self._lease_ends.looked(now, seen.leases_end_at)
+        if leases or not rests:
+            ended_at = loop.time()
+            self._rests_until = ended_at + min(MAX_REST, RESTS * (ended_at - begun_at))
         return seen
 
     def _must_look(self, seen: Glance, now: Millis) -> bool:

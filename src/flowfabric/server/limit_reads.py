@@ -5,6 +5,7 @@ from typing import Any
 
 from litestar import Request, Response, get
 from litestar.params import FromPath
+from msgspec.structs import replace
 
 from flowfabric.core.limit.budget import Budget
 from flowfabric.engine.limit.quotas import QuotaStatus
@@ -62,8 +63,8 @@ def _budget(budget: Budget) -> dict[str, Any]:
 
 def _status(status: QuotaStatus) -> dict[str, Any]:
     keys = sorted(status.keys, key=lambda count: (-count.waiting, -count.held))
-    shown = [document(count) for count in keys[:SHOWN_KEYS]]
-    return {**document(status), "keys": shown, "key_count": len(keys)}
+    shown = replace(status, keys=tuple(keys[:SHOWN_KEYS]))
+    return {**document(shown), "key_count": len(keys)}
 
 
 HANDLERS = [list_budgets, list_quotas, quota_status]

@@ -132,8 +132,8 @@ class OverviewReader:
         return await self._answers.get(engine, place)
 
     async def _compute(self, engine: Engine, place: Place) -> OverviewAnswer:
-        await self.news(engine, rounds=2.0)  # an open page has the change feed read every second
-        counts, depths, slow = await asyncio.gather(
+        _, counts, depths, slow = await asyncio.gather(
+            self.news(engine, rounds=2.0),  # an open page has the change feed read every second
             self._counts.get(engine, place),
             self._depths.get(engine, None),
             self._slow.get(engine, place),

@@ -236,11 +236,18 @@ class ExecutionStore(Protocol):
         what is due is due again at that moment."""
 
     async def glance(
-        self, duty: str, holder: str, now: Millis, until: Millis, *, leases: bool = True
+        self,
+        duty: str,
+        holder: str,
+        now: Millis,
+        until: Millis,
+        *,
+        ready: bool = True,
+        leases: bool = True,
     ) -> Glance:
         """All that a process at rest must know, in one statement; `holder` takes the duty until
-        `until` if it had it, or if it is free. Without `leases` it is not known whether one ran
-        out."""
+        `until` if it had it, or if it is free. Without `ready` it is not known whether anything can
+        be claimed, without `leases` whether one ran out."""
 
     async def drop_duty(self, duty: str, holder: str) -> None:
         """Gives the duty up if `holder` has it."""

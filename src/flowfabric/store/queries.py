@@ -197,7 +197,7 @@ class Page(Struct, frozen=True):
 
 class Counts(Struct, frozen=True):
     """How many executions are in each public state; `capped` names those that are at least that
-    many (counting stops at 100,000)."""
+    many: counting stops at 100,000, and of one lane or namespace at 200,000 rows looked at."""
 
     by_state: Mapping[str, int]
     capped: frozenset[str]
@@ -241,14 +241,16 @@ class ExpiredLease(Struct, frozen=True):
 class Glance(Struct, frozen=True):
     """What there is to do: inbox entries to admit (`arrivals`), executions to claim (`ready`), and
     executions that are `blocked` by code. Only the holder of the duty gets the rest: whether there
-    is anything to sweep now (`busy`), the next moment at which something becomes due, and when the
-    first lease or its attempt ends or has ended, if it asked for leases."""
+    is anything to sweep now (`busy`), whether executions wait in `lines` at limits, the next moment
+    at which something becomes due, and when the first lease or its attempt ends or has ended, if it
+    asked for leases."""
 
     has_duty: bool
     arrivals: bool
     ready: bool
     blocked: bool = False
     busy: bool = False
+    lines: bool = False
     next_at: Millis | None = None
     leases_end_at: Millis | None = None
 

@@ -55,7 +55,7 @@ async def test_what_becomes_due_is_told_before_and_seen_then(
     assert not (await look(lab)).busy
 
 
-async def test_leases_are_looked_at_only_if_asked_for(lab: Lab) -> None:
+async def test_leases_and_ready_executions_are_looked_at_only_if_asked_for(lab: Lab) -> None:
     claim = await lab.running()
     assert (await look(lab)).leases_end_at == claim.expires_at
     lab.clock.advance(TTL)
@@ -63,6 +63,11 @@ async def test_leases_are_looked_at_only_if_asked_for(lab: Lab) -> None:
     assert (await look(lab)).leases_end_at == now
     without = await lab.engine.store.glance("sweep", "me", now, Millis(now + 1000), leases=False)
     assert without == Glance(has_duty=True, arrivals=False, ready=False)
+    await lab.submit()
+    unseen = await lab.engine.store.glance(
+        "sweep", "me", now, Millis(now + 1000), ready=False, leases=False
+    )
+    assert unseen == without
     assert await lab.engine.store.due(now, 9, leases=False) == []
     assert await lab.engine.store.next_due(Millis(0), leases=False) is None
     assert await lab.engine.store.next_due(Millis(0)) == now
@@ -80,4 +85,6 @@ async def test_only_the_holder_of_the_duty_is_told_what_to_sweep(lab: Lab) -> No
 async def test_those_who_wait_for_a_quota_are_looked_after(lab: Lab) -> None:
     await limiting.define(lab, concurrency=1)
     await limiting.crowd(lab, 2)
-    assert (await look(lab)).busy
+    seen = await look(lab)
+    assert seen.lines
+    assert not seen.busy

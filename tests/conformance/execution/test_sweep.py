@@ -20,9 +20,10 @@ from flowfabric.core.execution.submission import Submission, Submitted
 from flowfabric.engine import sweep as sweep_module
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
+from flowfabric.engine.limit import sweep as limit_sweep_module
 from flowfabric.store.open import open_store
 from flowfabric.store.queries import Glance
-from tests.kit import situations
+from tests.kit import limiting, situations
 from tests.kit.lab import TTL, W1, W2, Lab
 from tests.kit.situations import DELAY, RETRY, completions, load, take, timeouts
 
@@ -189,25 +190,78 @@ async def test_a_stale_timer_is_looked_at_once_and_changes_nothing(
     assert [await load(lab, id) for id in ids] == befores
 
 
+class Looks:
+    """Which glances have looked at ready executions, and which at leases."""
+
+    def __init__(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ready: list[bool] = []
+        self.leases: list[bool] = []
+        self._glance = lab.engine.store.glance
+        monkeypatch.setattr(lab.engine.store, "glance", self.glance)
+
+    async def glance(self, *given: Any, ready: bool, leases: bool) -> Glance:
+        self.ready.append(ready)
+        self.leases.append(leases)
+        return await self._glance(*given, ready=ready, leases=leases)
+
+
 async def test_all_leases_are_read_once_a_second_or_when_one_ends(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often the sweep turns: there may be many, and most of them are renewed in time."""
-    store, looks = lab.engine.store, list[bool]()
-    honest = store.glance
-
-    async def glance(duty: str, holder: str, now: Millis, until: Millis, *, leases: bool) -> Glance:
-        looks.append(leases)
-        return await honest(duty, holder, now, until, leases=leases)
-
-    monkeypatch.setattr(store, "glance", glance)
+    looks = Looks(lab, monkeypatch)
+    monkeypatch.setattr(sweep_module, "RESTS", 0.0)
     claim = await lab.running()
     for step in (0, 1, 998, 1, TTL - 1001, 1):
         assert isinstance((await load(lab, claim.id)).state, Active)
         lab.clock.advance(step)
         await lab.engine.sweep._turn()
-    assert looks == [True, False, False, True, True, True]
+    assert looks.leases == [True, False, False, True, True, True]
+    assert looks.ready == [True] * 6
     assert isinstance((await load(lab, claim.id)).state, Lost)
+
+
+async def test_after_a_look_that_took_long_only_the_known_end_of_a_lease_is_looked_for(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a transaction that stays open: a look walks over all rows that are gone."""
+    looks = Looks(lab, monkeypatch)
+    monkeypatch.setattr(sweep_module, "RESTS", 1e9)
+    claim = await lab.running()
+    for step in (0, 1000, TTL - 1000, 1000, 1000):
+        lab.clock.advance(step)
+        await lab.engine.sweep._turn()
+    assert looks.leases == [True, False, True, True, False]  # again, for the end of the next one
+    assert looks.ready == [True, False, False, False, False]
+    assert isinstance((await load(lab, claim.id)).state, Lost)
+
+
+async def test_lines_at_limits_are_looked_at_without_asking_what_is_due(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While nothing else is to be done, and not before the last long look has rested."""
+    store, asked = lab.engine.store, list[str]()
+
+    def record(name: str) -> None:
+        honest = getattr(store, name)
+
+        async def call(*given: Any, **more: Any) -> Any:
+            asked.append(name)
+            return await honest(*given, **more)
+
+        monkeypatch.setattr(store, name, call)
+
+    await limiting.define(lab, concurrency=1)
+    await limiting.crowd(lab, 3)
+    monkeypatch.setattr(limit_sweep_module, "REST", 0.0)
+    await lab.engine.sweep._turn()  # the first one looks at everything
+    for name in ("due", "next_due", "owed_flows", "crowds"):
+        record(name)
+    await lab.engine.sweep._turn()
+    monkeypatch.setattr(limit_sweep_module, "REST", 1e9)
+    await lab.engine.sweep._turn()
+    await lab.engine.sweep._turn()
+    assert asked == ["crowds", "crowds"]
 
 
 @pytest.fixture
@@ -247,10 +301,8 @@ class Turns:
         monkeypatch.setattr(lab.engine.store, "glance", self.glance)
         monkeypatch.setattr(sweep_module, "MAX_PAUSE", 0.01)
 
-    async def glance(
-        self, duty: str, holder: str, now: Millis, until: Millis, *, leases: bool = True
-    ) -> Glance:
-        seen = await self._glance(duty, holder, now, until, leases=leases)
+    async def glance(self, *given: Any, **looks: bool) -> Glance:
+        seen = await self._glance(*given, **looks)
         self.answers.append(seen.has_duty)
         self._more.set()
         return seen

@@ -429,7 +429,9 @@ class Views(Service):
         return Failures(groups.groups(), complete=False, read_since=last and last[0])
 
     async def counts(self, *, namespace: str | None = None, lane: str | None = None) -> Counts:
-        """How many executions are in each public state, exact up to 100,000."""
+        """How many executions are in each public state, exact up to 100,000. Of a lane or namespace
+        in a store with more than 200,000 finished ones, those of it among the newest are counted,
+        and `capped` says so."""
         place, name = _text(namespace, "namespace"), _text(lane, "lane")
         await self._let_in()
         return await self._context.store.counts(place, name)

@@ -1,5 +1,6 @@
 """Reading flows page by page, and walking along their edges."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from uuid import UUID
 
@@ -16,11 +17,20 @@ PAGE = 500
 async def member_pages(
     store: Store, flow: UUID, *, living: bool = False
 ) -> AsyncIterator[list[Snapshot]]:
-    """Members of a flow, or those that have not ended."""
-    after: UUID | None = None
-    while page := await store.snapshots(MembersOf(flow, after=after, limit=PAGE, living=living)):
-        yield page
-        after = page[-1].execution.uuid  # a page may be short without those it cannot read
+    """Members of a flow, or those that have not ended. The next page is read while the caller works
+    on one."""
+
+    def read(after: UUID | None) -> "asyncio.Task[list[Snapshot]]":
+        query = MembersOf(flow, after=after, limit=PAGE, living=living)
+        return asyncio.create_task(store.snapshots(query))
+
+    reading = read(None)
+    try:
+        while page := await reading:
+            reading = read(page[-1].execution.uuid)  # a page is short without those unreadable
+            yield page
+    finally:
+        reading.cancel()
 
 
 async def edge_pages(store: Store, query: EdgeQuery) -> AsyncIterator[list[EdgeState]]:

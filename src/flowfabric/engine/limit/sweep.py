@@ -40,15 +40,20 @@ class LimitSweep(Service):
         loop = asyncio.get_running_loop()
         try:
             await self._budget_gate.sweep()
-            begun_at = loop.time()
-            if not all_lines and begun_at < self._rests_until:
+            if not all_lines and self.rests:
                 self._releases.reopen(self._now())
                 return
+            begun_at = loop.time()
             await self._look_at_all()
             ended_at = loop.time()
             self._rests_until = ended_at + min(MAX_REST, REST * (ended_at - begun_at))
         except FlowFabricError as error:
             log.warning("sweeping limits failed; the next round tries again: %s", error)
+
+    @property
+    def rests(self) -> bool:
+        """Whether the last look at all lines was so long that the next one must wait."""
+        return asyncio.get_running_loop().time() < self._rests_until
 
     async def trim(self) -> None:
         """Forgets what no limit asks for any more."""

@@ -87,9 +87,10 @@ async def glance(
     now: Millis,
     until: Millis,
     *,
+    ready: bool = True,
     leases: bool = True,
 ) -> Glance:
-    values = (duty, holder, now, until, FOREVER, leases)
+    values = (duty, holder, now, until, FOREVER, leases, ready)
     work = partial(_glance, session, values)
     return await session.sweep.run(work, limit=GLANCE_SECONDS)
 

@@ -289,8 +289,8 @@ where s.flags & 4 <> 0
 order by m.id limit $3
 
 -- name: member_counts
--- As state_counts: the table, the number that tells its rows apart, why a blocked one is blocked.
-select s.place, s.cell, s.blocked, count(*)
+-- As state_counts.
+select s.place, s.cell, s.blocked, count(*), 0 as seen
 from {schema}.execution e
 cross join lateral (
     select 'ready' as place, q.lost as cell, null::text as blocked, q.flags

@@ -91,11 +91,16 @@ async def counts(
         rows = await session.fetch(session.report, "state_counts", *values)
     found: Counter[str] = Counter()
     capped: set[PublicState] = set()
-    for place, cell, blocked, count in rows:
-        if (place, cell) != (StateTable.PARKED, None):
-            found[state_of(place, cell, blocked)] += count
-        elif count == window:
-            capped.update(PARKED)
+    parked = 0
+    for place, cell, blocked, count, seen in rows:
+        state = state_of(place, cell, blocked)
+        found[state] += count
+        if place == StateTable.PARKED:
+            parked += seen
+        elif seen == window:
+            capped.add(state)
+    if parked == window:
+        capped.update(PARKED)
     capped.update(state for state in PublicState if found[state] > COUNTED)
     return Counts(
         by_state={state: min(found[state], COUNTED) for state in PublicState},

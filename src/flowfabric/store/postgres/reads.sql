@@ -197,79 +197,93 @@ where ($2::bigint is null or (x.expires_at, x.id) > ($2, $3::uuid))
 order by x.expires_at, x.id
 limit $5
 
+-- part: wanted_row
+-- Whether a row `w` is of a wanted route.
+coalesce($1, $2) is null or (
+    select e.route from {schema}.execution e where e.id = w.id
+) in (select number from wanted)
+
 -- name: state_counts
--- How many rows of each kind there are, most counted up to a limit: the table, the number that
--- tells its rows apart (lost, gate or outcome), and why a blocked one is blocked. $4 are the
--- outcomes other than success, which an index knows. Of parked rows $5 are looked at; how many those
--- were is said by the row without a gate.
+-- How many rows of each kind are wanted, counted up to $3: the table, the number that tells its rows
+-- apart (lost, gate or outcome), why a blocked one is blocked, and how many rows were looked at. Where
+-- rows are left out, at most $5 are looked at: parked ones, those of each outcome of $4 (an index knows
+-- them), and the newest executions for those that succeeded. Without a filter no routes are `wanted`.
 with wanted as materialized (
     select r.number from {schema}.route r
-    where ($1::text is null or r.namespace = $1) and ($2::text is null or r.lane = $2)
+    where coalesce($1::text, $2::text) is not null
+        and ($1 is null or r.namespace = $1) and ($2 is null or r.lane = $2)
 )
-select 'ready' as place, null::smallint as cell, null::text as blocked, (
-    select count(*) from (
-        select from {schema}.ready q
-        where q.lost is null
-            and (($1 is null and $2 is null) or q.route in (select number from wanted))
-        limit $3
-    ) n
-)
-union all
-select 'ready', 0, null, (
-    select count(*) from (
-        select from {schema}.ready q
-        where q.lost is not null
-            and (($1 is null and $2 is null) or q.route in (select number from wanted))
-        limit $3
-    ) n
-)
-union all
-select 'lease', null, null, (
-    select count(*) from (
-        select from {schema}.lease l
-        where ($1 is null and $2 is null) or (
-            select e.route from {schema}.execution e where e.id = l.id
-        ) in (select number from wanted)
-        limit $3
-    ) n
-)
-union all
-select 'parked', p.gate, p.blocked, count(*)
+select 'ready' as place, null::smallint as cell, null::text as blocked, count(*), 0::bigint as seen
 from (
+    select from {schema}.ready q where coalesce($1, $2) is null and q.lost is null
+    union all
     select
-        w.gate,
-        case w.gate when 2 then {schema}.readable_json(w.life) ->> 'blocked' end
-            as blocked
-    from (select * from {schema}.parked limit $5) w
-    where ($1 is null and $2 is null) or (
-        select e.route from {schema}.execution e where e.id = w.id
-    ) in (select number from wanted)
-) p
-group by p.gate, p.blocked
+    from wanted
+    cross join lateral (
+        select from {schema}.ready q
+        where q.route = wanted.number and q.lost is null
+        order by q.rank, q.id limit $3
+    ) r
+    limit $3
+) n
 union all
-select 'parked', null, null, (select count(*) from (select from {schema}.parked limit $5) n)
+select 'ready', 0, null, count(*), 0
+from (
+    select from {schema}.ready q
+    where q.lost is not null
+        and (coalesce($1, $2) is null or q.route in (select number from wanted))
+    limit $3
+) n
+union all
+select 'lease', null, null, count(*), 0
+from (
+    select from {schema}.lease l
+    where coalesce($1, $2) is null or l.route in (select number from wanted)
+    limit $3
+) n
+union all
+select
+    'parked', w.gate,
+    case w.gate when 2 then {schema}.readable_json(w.life) ->> 'blocked' end as blocked,
+    count(*) filter (where
+        -- include: wanted_row
+    ),
+    count(*)
+from (select * from {schema}.parked limit $5) w
+group by w.gate, blocked
 union all
 select 'done', 0, null, (
     select count(*) from (
-        select from {schema}.done d
-        where d.outcome = 0 and (
-            ($1 is null and $2 is null) or (
-                select e.route from {schema}.execution e where e.id = d.id
-            ) in (select number from wanted)
-        )
+        select from {schema}.done d where coalesce($1, $2) is null and d.outcome = 0
+        union all
+        select
+        from (select e.id, e.route from {schema}.execution e order by e.created_at desc limit $5) w
+        where case when w.route in (select number from wanted) then (
+            select d.outcome = 0 from {schema}.done d where d.id = w.id
+        ) end
         limit $3
+    ) n
+), (
+    select count(*) from (
+        select from {schema}.execution e where coalesce($1, $2) is not null limit $5
     ) n
 )
 union all
 select 'done', o.outcome, null, (
     select count(*) from (
-        select from {schema}.done d
-        where d.outcome = o.outcome and d.outcome <> 0 and (
-            ($1 is null and $2 is null) or (
-                select e.route from {schema}.execution e where e.id = d.id
-            ) in (select number from wanted)
-        )
+        select
+        from (
+            select d.id from {schema}.done d
+            where d.outcome = o.outcome and d.outcome <> 0 limit $5
+        ) w
+        where
+            -- include: wanted_row
         limit $3
+    ) n
+), (
+    select count(*) from (
+        select from {schema}.done d
+        where d.outcome = o.outcome and d.outcome <> 0 and coalesce($1, $2) is not null limit $5
     ) n
 )
 from unnest($4::smallint[]) as o (outcome)

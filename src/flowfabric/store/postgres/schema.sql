@@ -28,7 +28,7 @@ returning key
 -- name: glance
 -- All that a process at rest must know; the first column says whether the holder has the duty now.
 -- One that would last for more than a minute was taken before the clock was set back. Which lease
--- ends first only a look at all of them tells; without $6 there is none.
+-- ends first only a look at all of them tells; without $6 there is none, and without $7 none at `ready`.
 with held as (
     insert into {schema}.duty (name, holder, until) values ($1, $2, $4)
     on conflict (name) do update set holder = excluded.holder, until = excluded.until
@@ -46,12 +46,11 @@ leases as materialized (
 select
     mine.has_duty,
     exists (select from {schema}.arrival),
-    exists (select from {schema}.ready r where r.held_until <= $3),
+    $7::boolean and exists (select from {schema}.ready r where r.held_until <= $3),
     exists (select from {schema}.parked p where p.gate = 2 and p.queue is not null),
     mine.has_duty and (
         exists (select from {schema}.deadline d where d.at <= $3)
         or exists (select from {schema}.parked p where p.due_at <= $3)
-        or exists (select from {schema}.parked p where p.queue > -1)
         or coalesce(leases.end_at <= $3, false)
         or exists (select from {schema}.schedule s where s.next_at <= $3)
         or exists (select from {schema}.budget b where b.next_reset_at <= $3)
@@ -59,6 +58,7 @@ select
         or exists (select from {schema}.reservation)
         or exists (select from {schema}.presence p where p.expires_at = $5)
     ),
+    mine.has_duty and exists (select from {schema}.parked p where p.queue > -1),
     case when mine.has_duty then (
         select min(soon.at) from (
             select min(d.at) as at from {schema}.deadline d where d.at > $3

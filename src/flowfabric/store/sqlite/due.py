@@ -108,15 +108,16 @@ def glance(
     now: Millis,
     until: Millis,
     *,
+    ready: bool = True,
     leases: bool = True,
 ) -> Glance:
     values = {"name": duty, "holder": holder, "now": now, "until": until}
     has_duty = bool(session.rows("duty_holder", values))
-    asked = {"now": now, "has_duty": has_duty, "leases": leases, "forever": FOREVER}
-    row = session.row("glance", asked)
+    asked = {"now": now, "has_duty": has_duty, "ready": ready, "leases": leases}
+    row = session.row("glance", {**asked, "forever": FOREVER})
     assert row is not None  # noqa: S101 - it always gives one
-    arrivals, ready, blocked, busy, *moments = row
-    return Glance(has_duty, bool(arrivals), bool(ready), bool(blocked), bool(busy), *moments)
+    *seen, next_at, leases_end_at = row
+    return Glance(has_duty, *map(bool, seen), next_at=next_at, leases_end_at=leases_end_at)
 
 
 def drop_duty(session: SqliteSession, duty: str, holder: str) -> None:

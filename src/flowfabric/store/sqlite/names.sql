@@ -16,19 +16,18 @@ returning holder
 
 -- name: glance
 -- Nothing but the first three is asked for by those who do not have the duty. Which lease ends first
--- only a look at all of them tells; without `:leases` there is none.
+-- only a look at all of them tells; without `:leases` there is none, and without `:ready` none at those.
 with leases (end_at) as materialized (
     select min(min(expires_at, coalesce(times_out_at, expires_at))) from lease
     where :leases and :has_duty
 )
 select
     exists (select 1 from arrival),
-    exists (select 1 from ready where held_until <= :now),
+    :ready and exists (select 1 from ready where held_until <= :now),
     exists (select 1 from parked where gate = 2 and queue is not null),
     :has_duty and (
         exists (select 1 from deadline where at <= :now)
         or exists (select 1 from parked where due_at <= :now)
-        or exists (select 1 from parked where queue > -1)
         or coalesce(leases.end_at <= :now, 0)
         or exists (select 1 from schedule where next_at <= :now)
         or exists (select 1 from budget where next_reset_at <= :now)
@@ -36,6 +35,7 @@ select
         or exists (select 1 from reservation)
         or exists (select 1 from presence where expires_at = :forever)
     ),
+    :has_duty and exists (select 1 from parked where queue > -1),
     case when :has_duty then (
         select min(at) from (
             select min(at) as at from deadline where at > :now
