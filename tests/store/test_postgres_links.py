@@ -11,7 +11,7 @@ from flowfabric.core.execution import operator
 from flowfabric.core.execution.lease import Owner
 from flowfabric.core.limit.lane import Lane
 from flowfabric.store.postgres import link as links
-from flowfabric.store.postgres import wires
+from flowfabric.store.postgres import open_postgres, wires
 from flowfabric.store.postgres.wires import SIZE, Wires
 from flowfabric.store.rows.record import LANES
 from tests.kit.postgres import Databases
@@ -24,6 +24,7 @@ from tests.store.postgres_bench import (
     until_waiting,
     uuids,
 )
+from tests.worker.bench import until
 
 OPERATOR = Owner(source="operator_override")
 
@@ -117,6 +118,20 @@ async def test_a_store_that_dies_while_it_is_opened_is_unavailable(
     with pytest.raises(Unavailable):
         async with opened(url):
             pass
+
+
+async def test_a_store_whose_opening_is_cancelled_leaves_no_connection(
+    way: tuple[Proxy, str],
+) -> None:
+    """A worker that stops while its heartbeat opens a store does this."""
+    proxy, url = way
+    proxy.freeze_after = 2  # the greeting and the first answer arrive
+    opening = asyncio.create_task(open_postgres(url))
+    await until(lambda: proxy.statements == 2)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    await until(lambda: not proxy.passages)
 
 
 # -- connections that fall silent
