@@ -14,11 +14,9 @@ from flowfabric.store.postgres import link as links
 from flowfabric.store.postgres import open_postgres, wires
 from flowfabric.store.postgres.wires import SIZE, Wires
 from flowfabric.store.rows.record import LANES
-from tests.kit.postgres import Databases
 from tests.kit.proxy import Proxy, proxied
 from tests.store.postgres_bench import (
     Bench,
-    migrated_template,
     opened,
     renewal,
     until_waiting,
@@ -44,11 +42,6 @@ OPERATIONS: dict[str, Operation] = {
     "load": lambda bench: bench.store.load([bench.fresh()]),
     "cancel": _cancel,
 }
-
-
-@pytest.fixture
-def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
-    return fresh_database(template=migrated_template(databases))
 
 
 @pytest.fixture
@@ -198,11 +191,16 @@ async def test_work_under_way_is_done_once_when_its_reply_vanishes(
 
 
 async def test_no_session_is_left_behind_a_silent_connection(
-    bench: Bench, proxy: Proxy, database: str
+    hasty: None, new_database: str
 ) -> None:
-    await every_kind(bench)
-    proxy.black_hole()
-    await asyncio.gather(*(operation(bench) for operation in OPERATIONS.values()))
+    async with proxied(new_database) as (proxy, url), opened(url) as bench:
+        await every_kind(bench)
+        proxy.black_hole()
+        await asyncio.gather(*(operation(bench) for operation in OPERATIONS.values()))
+        await no_more_sessions_than_needed(new_database)
+
+
+async def no_more_sessions_than_needed(database: str) -> None:
     async with opened(database) as other:
         watcher = await other.raw()
         await other.store.close()
