@@ -123,6 +123,11 @@ def test_a_token_is_text() -> None:
         Fabric("http://localhost:1", token=5)  # type: ignore[arg-type]
 
 
+async def test_a_worker_leaves_webhooks_to_its_server(fabric: Fabric) -> None:
+    with pytest.raises(Invalid, match="webhooks are delivered by the server"):
+        await fabric.worker(WorkerOptions(webhooks=True))
+
+
 async def test_a_transaction_of_the_application_needs_the_database(
     fabric: Fabric, tmp_path: Path
 ) -> None:
