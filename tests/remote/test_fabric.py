@@ -163,6 +163,11 @@ async def test_the_text_of_a_uuid_is_one_through_a_server_as_well(
     assert isinstance(await remote.flows.create("build", id=str(UUID(int=7))), AlreadySatisfied)
 
 
+async def test_a_worker_leaves_webhooks_to_its_server(fabric: Fabric) -> None:
+    with pytest.raises(Invalid, match="webhooks are delivered by the server"):
+        await fabric.worker(WorkerOptions(webhooks=True))
+
+
 async def test_a_transaction_of_the_application_needs_the_database(
     fabric: Fabric, tmp_path: Path
 ) -> None:

@@ -3,7 +3,6 @@
 Executions are made by the rules of the core, never by hand.
 """
 
-import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -25,7 +24,6 @@ from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.link import Link
 from flowfabric.store.queries import ClaimCall, Progress, Renewal, SideWrite
-from tests.kit.postgres import Databases
 
 W1 = WorkerIdentity("w1", "w1-a")
 W2 = WorkerIdentity("w2", "w2-a")
@@ -124,24 +122,6 @@ class Bench:
             await store.close()
         for connection in self._raw:
             await connection.close()
-
-
-_templates: dict[str, str] = {}
-
-
-def migrated_template(databases: Databases) -> str:
-    """A migrated database, made once per worker process."""
-
-    async def migrate(url: str) -> None:
-        store = await open_postgres(url)
-        await store.migrate()
-        await store.close()
-
-    if databases.url not in _templates:
-        url = databases.create()
-        asyncio.run(migrate(url))
-        _templates[databases.url] = url
-    return _templates[databases.url]
 
 
 @asynccontextmanager

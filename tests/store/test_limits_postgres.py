@@ -22,7 +22,7 @@ from flowfabric.store.sql import load_migrations, load_queries
 from tests.kit.postgres import Databases
 from tests.store import limit_bench, postgres_bench
 from tests.store.limit_bench import candidate, queue, uses_of, uuid_of, uuids
-from tests.store.postgres_bench import lose_reply, migrated_template, until_waiting, wait_for_locks
+from tests.store.postgres_bench import lose_reply, until_waiting, wait_for_locks
 
 MINUTE = Millis(60_000)
 
@@ -39,8 +39,8 @@ class Bench(limit_bench.Bench):
 
 
 @pytest.fixture
-def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
-    return fresh_database(template=migrated_template(databases))
+def database(new_database: str) -> str:
+    return new_database
 
 
 @pytest.fixture
@@ -56,9 +56,9 @@ WAITING = 100_000
 
 
 @pytest.fixture(scope="module")
-def crowded_template(databases: Databases) -> str:
+def crowded_template(databases: Databases, migrated_template: str) -> str:
     """Two quotas with a thousand queues each, and very many who wait in them; made once."""
-    url = databases.create(template=migrated_template(databases))
+    url = databases.create(template=migrated_template)
 
     async def fill() -> None:
         async with postgres_bench.opened(url) as inner:

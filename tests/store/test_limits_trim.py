@@ -1,21 +1,12 @@
 """Queues forgotten on Postgres while somebody comes to wait in them."""
 
 import asyncio
-from collections.abc import Callable
-
-import pytest
 
 from flowfabric.core.limit.release import release
 from flowfabric.store.queries import InQueue
-from tests.kit.postgres import Databases
 from tests.store import limit_bench, postgres_bench
 from tests.store.limit_bench import queue, uses_of
-from tests.store.postgres_bench import migrated_template, until_waiting
-
-
-@pytest.fixture
-def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
-    return fresh_database(template=migrated_template(databases))
+from tests.store.postgres_bench import until_waiting
 
 
 async def test_a_queue_trimmed_while_a_run_arrives_gives_no_slot_away(database: str) -> None:

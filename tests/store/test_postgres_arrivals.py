@@ -1,7 +1,7 @@
 """`select flowfabric.submit(…)`: submitting from any language, in any transaction."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
 
@@ -18,8 +18,8 @@ from flowfabric.worker.run.options import WorkerOptions
 
 
 @pytest.fixture
-async def fabric(fresh_database: Callable[..., str]) -> AsyncIterator[Fabric]:
-    async with Fabric(fresh_database()) as fabric:
+async def fabric(database: str) -> AsyncIterator[Fabric]:
+    async with Fabric(database) as fabric:
         fabric.task()(double)
         yield fabric
 

@@ -1,7 +1,7 @@
 """What owners and operators write, and what is refused."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from uuid import UUID
 
 import pytest
@@ -20,13 +20,11 @@ from flowfabric.core.execution.model import (
     Outcome,
 )
 from flowfabric.store.queries import EventQuery, Progress, SideWrite
-from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
     TTL,
     Bench,
     after,
     lease_of,
-    migrated_template,
     opened,
     owner_of,
     progress,
@@ -39,11 +37,6 @@ from tests.store.postgres_bench import (
 
 OPERATOR = Owner(source="operator_override")
 KEPT_AN_HOUR = {"stream_policy": {"retention_ttl_ms": 3_600_000}}
-
-
-@pytest.fixture
-def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
-    return fresh_database(template=migrated_template(databases))
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 batches of several kinds, and the plans."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
 
@@ -30,19 +30,13 @@ from flowfabric.store.postgres.dialer import PINNED, Connection
 from flowfabric.store.postgres.session import _certain
 from flowfabric.store.queries import EventQuery, FlowQuery, MembersOf
 from flowfabric.store.sql import load_queries
-from tests.kit.postgres import Databases
 from tests.store import postgres_bench
 from tests.store.flow_bench import A, B, Bench, after, cancelled, chore, edge, touch, uuid_of
-from tests.store.postgres_bench import lose_reply, migrated_template, opened, until_waiting
+from tests.store.postgres_bench import lose_reply, opened, until_waiting
 
 FIRST = Next(Start.INITIAL, 0)
 WAITING = Waiting(Gate.DEPENDENCIES, FIRST)
 READY = Ready(FIRST)
-
-
-@pytest.fixture
-def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
-    return fresh_database(template=migrated_template(databases))
 
 
 @pytest.fixture
@@ -285,10 +279,10 @@ async def test_both_find_everything_by_key_and_compare_no_list_with_another(
     for name, tables in (("readied_directly", ["parked"]), ("ended_directly", ["ready", "parked"])):
         connection = await server.store.session.dialer.dial(PINNED)
         query = load_queries("postgres")[name]
-        await connection.execute(f"prepare probe as {query}")
+        await connection.execute(f"prepare {name} as {query}")
         highest = 33 if name == "readied_directly" else 35
         given = ", ".join(["'{}'"] * highest)
-        rows = await connection.fetch(f"explain (costs off) execute probe ({given})")
+        rows = await connection.fetch(f"explain (costs off) execute {name} ({given})")
         await connection.close()
         steps = "\n".join(line for (line,) in rows)
         for table in (*tables, "edge"):

@@ -2,7 +2,7 @@
 writes, rivals, renewals, lost replies, a refused one among others, and the plans."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from uuid import UUID
 
 import pytest
@@ -17,12 +17,10 @@ from flowfabric.core.wait.model import DedupRecord, Needs, ReceivedSignal, Signa
 from flowfabric.store.postgres.dialer import PINNED, Connection
 from flowfabric.store.queries import EventQuery
 from flowfabric.store.sql import load_queries
-from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
     Bench,
     after,
     lose_reply,
-    migrated_template,
     opened,
     renewal,
     step,
@@ -35,11 +33,6 @@ CONTINUED = Next(Start.CONTINUE, 0)
 PARKED = Suspended(CONTINUED, FIRST, "waiting_for_signal", Millis(5))
 READY = Ready(CONTINUED)
 NAMES = {"suspended_directly", "resumed_directly", "held_directly", "state_versions"}
-
-
-@pytest.fixture
-def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
-    return fresh_database(template=migrated_template(databases))
 
 
 @pytest.fixture
@@ -218,9 +211,9 @@ async def test_all_find_everything_by_key_and_compare_no_list_with_another(bench
         ("held_directly", 43),
     ):
         connection = await bench.store.session.dialer.dial(PINNED)
-        await connection.execute(f"prepare probe as {load_queries('postgres')[name]}")
+        await connection.execute(f"prepare {name} as {load_queries('postgres')[name]}")
         given = ", ".join(["'{}'"] * highest)
-        rows = await connection.fetch(f"explain (costs off) execute probe ({given})")
+        rows = await connection.fetch(f"explain (costs off) execute {name} ({given})")
         await connection.close()
         plan = "\n".join(line for (line,) in rows)
         assert "Seq Scan" not in plan

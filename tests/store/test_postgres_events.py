@@ -1,7 +1,7 @@
 """Events that nobody skips, and hints that anybody may."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from uuid import UUID
 
 import pytest
@@ -11,22 +11,15 @@ from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.lease import Owner
 from flowfabric.store.postgres import events as events_module
 from flowfabric.store.queries import NEWEST, EventQuery
-from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
     W1,
     Bench,
     id_of,
-    migrated_template,
     opened,
 )
 
 OPERATOR = Owner(source="operator_override")
 KEPT_AN_HOUR = {"stream_policy": {"retention_ttl_ms": 3_600_000}}
-
-
-@pytest.fixture
-def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
-    return fresh_database(template=migrated_template(databases))
 
 
 @pytest.fixture

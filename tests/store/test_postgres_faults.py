@@ -24,7 +24,6 @@ from tests.store.postgres_bench import (
     Bench,
     after,
     its_connection,
-    migrated_template,
     opened,
     progress,
     renewal,
@@ -34,11 +33,6 @@ from tests.store.postgres_bench import (
 )
 
 OPERATOR = Owner(source="operator_override")
-
-
-@pytest.fixture
-def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
-    return fresh_database(template=migrated_template(databases))
 
 
 @pytest.fixture
@@ -143,8 +137,8 @@ async def test_a_closed_store_is_unavailable(bench: Bench) -> None:
     await bench.store.close()
 
 
-async def test_closing_lets_go_of_every_connection(database: str) -> None:
-    async with opened(database) as bench:
+async def test_closing_lets_go_of_every_connection(new_database: str) -> None:
+    async with opened(new_database) as bench:
         await bench.running()
         await bench.store.hints.wait(5.0)
         await bench.store.counts(None, None)

@@ -20,12 +20,12 @@ from flowfabric.store.sql import load_queries
 from tests.kit.postgres import Databases
 from tests.store import postgres_bench
 from tests.store.flow_bench import A, B, Bench, after, cancelled, chore, edge, touch, uuid_of
-from tests.store.postgres_bench import lose_reply, migrated_template, opened, until_waiting
+from tests.store.postgres_bench import lose_reply, opened, until_waiting
 
 
 @pytest.fixture
-def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
-    return fresh_database(template=migrated_template(databases))
+def database(new_database: str) -> str:
+    return new_database
 
 
 @pytest.fixture
@@ -202,9 +202,9 @@ FLOWS, SMALL, LARGE = 500, 20, 20_000
 
 
 @pytest.fixture(scope="module")
-def crowded_template(databases: Databases) -> str:
+def crowded_template(databases: Databases, migrated_template: str) -> str:
     """Many small flows and a large one whose first member leads to all the others; made once."""
-    url = databases.create(template=migrated_template(databases))
+    url = databases.create(template=migrated_template)
 
     async def fill() -> None:
         async with opened(url) as server:

@@ -13,16 +13,10 @@ from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres import ear as ear_module
 from flowfabric.store.postgres.address import read_address
 from tests.kit.pooler import pooled
-from tests.kit.postgres import Databases
 from tests.kit.proxy import proxied
-from tests.store.postgres_bench import migrated_template, opened
+from tests.store.postgres_bench import opened
 
 NEVER = 60.0
-
-
-@pytest.fixture
-def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
-    return fresh_database(template=migrated_template(databases))
 
 
 async def calm(hints: Hints) -> None:

@@ -11,19 +11,18 @@ from flowfabric.core.execution import operator
 from flowfabric.core.execution.lease import Owner
 from flowfabric.core.limit.lane import Lane
 from flowfabric.store.postgres import link as links
-from flowfabric.store.postgres import wires
+from flowfabric.store.postgres import open_postgres, wires
 from flowfabric.store.postgres.wires import SIZE, Wires
 from flowfabric.store.rows.record import LANES
-from tests.kit.postgres import Databases
 from tests.kit.proxy import Proxy, proxied
 from tests.store.postgres_bench import (
     Bench,
-    migrated_template,
     opened,
     renewal,
     until_waiting,
     uuids,
 )
+from tests.worker.bench import until
 
 OPERATOR = Owner(source="operator_override")
 
@@ -43,11 +42,6 @@ OPERATIONS: dict[str, Operation] = {
     "load": lambda bench: bench.store.load([bench.fresh()]),
     "cancel": _cancel,
 }
-
-
-@pytest.fixture
-def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
-    return fresh_database(template=migrated_template(databases))
 
 
 @pytest.fixture
@@ -119,6 +113,20 @@ async def test_a_store_that_dies_while_it_is_opened_is_unavailable(
             pass
 
 
+async def test_a_store_whose_opening_is_cancelled_leaves_no_connection(
+    way: tuple[Proxy, str],
+) -> None:
+    """A worker that stops while its heartbeat opens a store does this."""
+    proxy, url = way
+    proxy.freeze_after = 2  # the greeting and the first answer arrive
+    opening = asyncio.create_task(open_postgres(url))
+    await until(lambda: proxy.statements == 2)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    await until(lambda: not proxy.passages)
+
+
 # -- connections that fall silent
 
 
@@ -183,11 +191,16 @@ async def test_work_under_way_is_done_once_when_its_reply_vanishes(
 
 
 async def test_no_session_is_left_behind_a_silent_connection(
-    bench: Bench, proxy: Proxy, database: str
+    hasty: None, new_database: str
 ) -> None:
-    await every_kind(bench)
-    proxy.black_hole()
-    await asyncio.gather(*(operation(bench) for operation in OPERATIONS.values()))
+    async with proxied(new_database) as (proxy, url), opened(url) as bench:
+        await every_kind(bench)
+        proxy.black_hole()
+        await asyncio.gather(*(operation(bench) for operation in OPERATIONS.values()))
+        await no_more_sessions_than_needed(new_database)
+
+
+async def no_more_sessions_than_needed(database: str) -> None:
     async with opened(database) as other:
         watcher = await other.raw()
         await other.store.close()

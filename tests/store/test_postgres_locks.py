@@ -1,7 +1,7 @@
 """An open transaction of the application holds up only those who need what it holds."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
@@ -19,22 +19,17 @@ from tests.kit.lab import W1, Lab
 
 
 @pytest.fixture
-def url(fresh_database: Callable[..., str]) -> str:
-    return fresh_database()
-
-
-@pytest.fixture
-async def lab(url: str) -> AsyncIterator[Lab]:
+async def lab(database: str) -> AsyncIterator[Lab]:
     clock = ManualClock()
-    lab = await Lab.open(await open_store(url, clock=clock), clock)
+    lab = await Lab.open(await open_store(database, clock=clock), clock)
     yield lab
     await lab.engine.close()
 
 
 @pytest.fixture
-async def application(url: str, lab: Lab) -> AsyncIterator[asyncpg.Connection]:
+async def application(database: str, lab: Lab) -> AsyncIterator[asyncpg.Connection]:
     """A connection of the application with a transaction open; rolled back at the end."""
-    connection = await asyncpg.connect(url)
+    connection = await asyncpg.connect(database)
     transaction = connection.transaction()
     await transaction.start()
     yield connection

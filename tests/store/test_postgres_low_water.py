@@ -4,7 +4,7 @@ that can be claimed is missed."""
 import asyncio
 import random
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -27,16 +27,10 @@ from flowfabric.store.postgres.low_water import (
     LowWaterMarks,
     Ranges,
 )
-from tests.kit.postgres import Databases
-from tests.store.postgres_bench import Bench, migrated_template, opened, uuids
+from tests.store.postgres_bench import Bench, opened, uuids
 
 NOW = Millis(1_700_000_000_000)
 LOOKED = Look(0.001, 10, FEW_DEAD)
-
-
-@pytest.fixture
-def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
-    return fresh_database(template=migrated_template(databases))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 slower."""
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -13,21 +12,14 @@ from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres.dialer import PINNED
 from flowfabric.store.queries import EventQuery
 from tests.kit.pooler import pooled
-from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
     Bench,
     lose_reply,
-    migrated_template,
     opened,
     progress,
     renewal,
     uuids,
 )
-
-
-@pytest.fixture
-def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
-    return fresh_database(template=migrated_template(databases))
 
 
 @pytest.mark.parametrize("strict", [True, False])

@@ -1,7 +1,7 @@
 """What can be asked, and what is due."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
 
@@ -34,7 +34,6 @@ from flowfabric.store.postgres import lists
 from flowfabric.store.queries import Claimable, Counts, EventQuery, Progress, Query
 from flowfabric.store.rows.execution import COLUMNS, place_of, state_row
 from flowfabric.store.rows.record import LANES
-from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
     TTL,
     W1,
@@ -42,7 +41,6 @@ from tests.store.postgres_bench import (
     Bench,
     id_of,
     lease_of,
-    migrated_template,
     opened,
     owner_of,
     progress,
@@ -52,11 +50,6 @@ from tests.store.postgres_bench import (
 
 OPERATOR = Owner(source="operator_override")
 KEPT_AN_HOUR = {"stream_policy": {"retention_ttl_ms": 3_600_000}}
-
-
-@pytest.fixture
-def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
-    return fresh_database(template=migrated_template(databases))
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Replies lost after the commit: done once, and told right."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -15,7 +15,6 @@ from flowfabric.core.execution.model import Failure
 from flowfabric.core.execution.stream import Stream, StreamHeader, append
 from flowfabric.store.postgres.link import Link
 from flowfabric.store.queries import EventQuery, FrameQuery, FrameRows, FrameWrite, SideWrite
-from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
     TTL,
     Bench,
@@ -24,7 +23,6 @@ from tests.store.postgres_bench import (
     its_connection,
     lease_of,
     lose_reply,
-    migrated_template,
     opened,
     owner_of,
     progress,
@@ -36,11 +34,6 @@ from tests.store.postgres_bench import (
 )
 
 OPERATOR = Owner(source="operator_override")
-
-
-@pytest.fixture
-def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
-    return fresh_database(template=migrated_template(databases))
 
 
 @pytest.fixture

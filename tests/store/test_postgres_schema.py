@@ -18,14 +18,14 @@ from flowfabric.store.postgres.low_water import HIGHEST, LOWEST
 from flowfabric.store.rows.execution import COLUMNS, EVENT, EXECUTION, SNAPSHOT, STEP
 from flowfabric.store.sql import load_migrations, load_queries
 from tests.kit.postgres import Databases
-from tests.store.postgres_bench import W1, Bench, migrated_template, opened, renewal
+from tests.store.postgres_bench import W1, Bench, opened, renewal
 
 SNAPSHOT_FILE = files("flowfabric.store.postgres") / "schema.snapshot.sql"
 
 
 @pytest.fixture
-def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
-    return fresh_database(template=migrated_template(databases))
+def database(new_database: str) -> str:
+    return new_database
 
 
 @pytest.fixture
@@ -131,9 +131,9 @@ ROWS = 100_000
 
 
 @pytest.fixture(scope="module")
-def crowded_template(databases: Databases) -> str:
+def crowded_template(databases: Databases, migrated_template: str) -> str:
     """A database with very many executions, made once."""
-    url = databases.create(template=migrated_template(databases))
+    url = databases.create(template=migrated_template)
 
     async def fill() -> None:
         async with opened(url) as bench:

@@ -1,7 +1,7 @@
 """What is submitted, and who gets it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
 
@@ -23,13 +23,11 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.store.queries import NEWEST, EventQuery
 from flowfabric.store.rows.record import LANES
-from tests.kit.postgres import Databases
 from tests.store.postgres_bench import (
     W1,
     W2,
     Bench,
     id_of,
-    migrated_template,
     opened,
     owner_of,
     uuids,
@@ -37,11 +35,6 @@ from tests.store.postgres_bench import (
 
 OPERATOR = Owner(source="operator_override")
 KEPT_AN_HOUR = {"stream_policy": {"retention_ttl_ms": 3_600_000}}
-
-
-@pytest.fixture
-def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
-    return fresh_database(template=migrated_template(databases))
 
 
 @pytest.fixture

@@ -20,19 +20,13 @@ from flowfabric.engine.execution import event_tail
 from flowfabric.engine.execution import events as following
 from flowfabric.store.open import open_store
 from flowfabric.store.rows.record import PRESENCES
-from tests.kit.postgres import Databases
 from tests.kit.proxy import Proxy, proxied
-from tests.store.postgres_bench import Bench, lose_reply, migrated_template, opened
+from tests.store.postgres_bench import Bench, lose_reply, opened
 
 LATE = """insert into flowfabric.event (id, at, kind, epoch, detail, namespace)
     values ('00000000-0000-0000-0000-000000000000', 0, 60, 0,
         convert_to('{"worker": "w", "instance": "' || $1 || '"}', 'UTF8'), $1)"""
 """A worker of the namespace $1 registers, as another process would write it."""
-
-
-@pytest.fixture
-def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
-    return fresh_database(template=migrated_template(databases))
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from tests.store.postgres_bench import (
     Bench,
     after,
     lose_reply,
-    migrated_template,
     opened,
     uuid_of,
 )
@@ -31,8 +30,8 @@ HERE, FIRST = UUID(int=1), UUID(int=11)
 
 
 @pytest.fixture
-def database(databases: Databases, fresh_database: Callable[..., str]) -> str:
-    return fresh_database(template=migrated_template(databases))
+def database(new_database: str) -> str:
+    return new_database
 
 
 @pytest.fixture
@@ -166,9 +165,9 @@ EXECUTIONS, SIGNALS = 2_000, 20_000
 
 
 @pytest.fixture(scope="module")
-def crowded_template(databases: Databases) -> str:
+def crowded_template(databases: Databases, migrated_template: str) -> str:
     """Many executions with a few signals each, and one with very many; made once."""
-    url = databases.create(template=migrated_template(databases))
+    url = databases.create(template=migrated_template)
 
     async def fill() -> None:
         async with opened(url) as bench:

@@ -78,6 +78,17 @@ class Bench:
         return [name for name in names if not (calls and is_no_call(name))]
 
 
+async def end_one(bench: Bench, **members: Any) -> str:
+    """A run that has ended without having run: one event."""
+
+    @bench.fabric.task(name=f"job{len(bench.fabric.tasks)}")
+    async def job() -> None: ...
+
+    run = await job.with_options(lane="elsewhere", **members).submit()
+    await run.cancel()
+    return str(run.id)
+
+
 class Log(list[Any]):
     """What the functions of a test did, in order."""
 

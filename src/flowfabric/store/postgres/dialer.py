@@ -117,6 +117,9 @@ class Dialer:
                 seen.add(await connection.fetchval(self.queries["served_by"]))
         except _FORGETFUL:
             return True
+        except BaseException:
+            connection.terminate()
+            raise
         return len(seen) > 1
 
     def _found_pooler(self, error: asyncpg.ProtocolViolationError) -> None:
