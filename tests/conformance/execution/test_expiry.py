@@ -41,7 +41,7 @@ async def due_in(lab: Lab, id_of: UUID, span: int) -> None:
 async def test_what_waits_for_a_moment_wakes_by_itself(
     lab: Lab, name: str, blocking: str, attempt: str
 ) -> None:
-    """E-X10, C-T128, §3.25, FLAW-8: promoted on time, not a millisecond before, and told to nobody"""
+    """E-X10, C-T128, FLAW-8: promoted on time, not a millisecond before, and told to nobody"""
     id = await LIVING[name](lab)
     await due_in(lab, id.uuid, DELAY)
     events = await lab.events(id)

@@ -394,6 +394,28 @@ async def test_an_edge_gates_a_child_whatever_it_is_doing(lab: Lab, situation: S
     assert await lab.vector(flow["child"]) == before
 
 
+@pytest.mark.parametrize("situation", GATED.values(), ids=GATED)
+async def test_a_failed_upstream_skips_a_child_whatever_it_is_doing(
+    lab: Lab, situation: Situation
+) -> None:
+    """I-13, I-42, F-15: told once, its attempt ended, and nothing of it comes back"""
+    flow = await Growing.begin(lab, "a")
+    await flow.seal()
+    flow.members["child"] = await situation(lab, flow=flow.id)
+    await lab.engine.flows.join(flow.id, flow["child"])
+    told = len(await completions(lab, flow["child"]))
+    await flow.link("a>child")
+    await flow.fail("a")
+    seen = await described(lab, flow["child"])
+    assert (seen.state, seen.lease, seen.waitpoint) == (PublicState.SKIPPED, None, None)
+    assert (await completions(lab, flow["child"]))[told:] == [Outcome.SKIPPED]
+    attempts = await lab.engine.views.attempts(flow["child"])
+    assert all(attempt.outcome.final for attempt in attempts)
+    await lab.pass_time(1_000_000)
+    assert await lab.claim(limit=10) == []
+    assert await lab.state(flow["child"]) is PublicState.SKIPPED
+
+
 async def test_a_failed_upstream_skips_a_running_child(lab: Lab) -> None:
     """F-15, I-13: in any state that has not ended; its lease and its attempt go with it"""
     flow = await Growing.begin(lab, "a", "child")

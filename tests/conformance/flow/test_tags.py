@@ -30,36 +30,22 @@ async def test_a_batch_of_tags_is_counted_and_stored(lab: Lab) -> None:
     assert await listed(lab, "app.tenant", "a") == []
 
 
-async def test_a_single_tag_is_set_and_overwritten(lab: Lab) -> None:
-    """C-T139: none before; the last value counts"""
-    flows, drawn = lab.engine.flows, await declare(lab, "a")
-    assert await flows.get_tag(drawn.id, "app.tenant") is None
-    for value in ("a", "b"):
-        await flows.set_tag(drawn.id, "app.tenant", value)
-        assert await flows.get_tag(drawn.id, "app.tenant") == value
-
-
-async def test_a_flow_that_does_not_exist_has_no_tags(lab: Lab) -> None:
-    """C-T139: refused on set, none on get"""
+async def test_a_flow_that_does_not_exist_takes_no_tags(lab: Lab) -> None:
+    """C-T139"""
     with pytest.raises(NotFound) as caught:
-        await lab.engine.flows.set_tag(fresh(lab), "app.tenant", "a")
+        await lab.engine.flows.set_tags(fresh(lab), {"app.tenant": "a"})
     assert caught.value.entity == "flow"
-    assert await lab.engine.flows.get_tag(fresh(lab), "app.tenant") is None
 
 
 @pytest.mark.rules
 @pytest.mark.parametrize("key", WRONG_KEYS)
 async def test_keys_that_break_the_pattern_store_nothing(lab: Lab, key: str) -> None:
     """C-T139: before the flow is looked for, alone and in a batch"""
-    flows, drawn = lab.engine.flows, await declare(lab, "a")
+    drawn = await declare(lab, "a")
     for id in (drawn.id, fresh(lab)):
-        for call in (
-            flows.set_tag(id, key, "v"),
-            flows.set_tags(id, {"app.good": "v", key: "v"}),
-            flows.get_tag(id, key),
-        ):
+        for tags in ({key: "v"}, {"app.good": "v", key: "v"}):
             with pytest.raises(InvalidTag):
-                await call
+                await lab.engine.flows.set_tags(id, tags)
     assert (await drawn.flow()).tags == {}
 
 
@@ -85,7 +71,7 @@ async def test_a_flow_that_has_ended_is_still_tagged(lab: Lab, ending: str) -> N
             await lab.engine.flows.cancel(drawn.id, reason="enough")
     before = await drawn.check()
     lab.clock.advance(5)
-    await lab.engine.flows.set_tag(drawn.id, "app.note", "kept")
+    await lab.engine.flows.set_tags(drawn.id, {"app.note": "kept"})
     after = await drawn.check()
     assert (after.state, after.ended_at, after.ended) == (
         before.state,
@@ -101,7 +87,7 @@ async def test_tags_set_at_once_are_all_kept(lab: Lab, second_lab: Lab) -> None:
     await lab.engine.flows.create("growing", id=flow)
     await asyncio.gather(
         *(
-            each.engine.flows.set_tag(flow, f"app.t{number}", str(number))
+            each.engine.flows.set_tags(flow, {f"app.t{number}": str(number)})
             for number, each in enumerate([lab, second_lab] * 4)
         )
     )

@@ -325,6 +325,18 @@ async def test_a_waitpoint_that_may_or_may_not_be_there(lab: Lab) -> None:
 # -- how they close
 
 
+async def test_one_sweep_closes_a_waitpoint_and_wakes_its_execution(lab: Lab) -> None:
+    """INV-18: every timer that is due acts, also where one execution has two of them"""
+    claim = await lab.running()
+    await pending(lab, claim, expires_in=Millis(1_000))
+    await lab.engine.attempts.delay(claim, Millis(lab.clock.now() + 1_000))
+    assert await open_keys(lab, claim.id) == [GO]
+    await lab.pass_time(1_000)
+    assert await lab.state(claim.id) is PublicState.WAITING
+    assert await open_keys(lab, claim.id) == []
+    assert (await lab.claim_one()).id == claim.id
+
+
 async def test_an_unused_waitpoint_is_closed_by_the_sweep(lab: Lab) -> None:
     """INV-13: while the attempt goes on; nothing else happens to it."""
     claim = await lab.running()

@@ -54,7 +54,7 @@ async def test_registering_again_replaces_what_was_said(lab: Lab) -> None:
 async def test_an_instance_belongs_to_one_worker(lab: Lab) -> None:
     """C-T132, F-61: the same rule on every store"""
     await lab.engine.workers.register(ada())
-    with pytest.raises(Invalid, match="belongs to worker 'ada'"):
+    with pytest.raises(Invalid, match=r"instance_id reassigned.* belongs to worker 'ada'"):
         await lab.engine.workers.register(ada(worker="bob"))
     lab.clock.advance(TTL)
     assert isinstance(await lab.engine.workers.register(ada(worker="bob")), Registered)

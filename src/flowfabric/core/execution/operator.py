@@ -20,7 +20,7 @@ from flowfabric.core.execution import attempt as owner_rules
 from flowfabric.core.execution import cleanup as cleanup_rules
 from flowfabric.core.execution.attempt import CleaningUp, RetryScheduled, TerminalFailed
 from flowfabric.core.execution.attempts import inline_attempts
-from flowfabric.core.execution.change import Change, unchanged
+from flowfabric.core.execution.change import Change, fold, unchanged
 from flowfabric.core.execution.cleanup import CleanedUp
 from flowfabric.core.execution.ending import end, event_of
 from flowfabric.core.execution.event import EventKind
@@ -270,12 +270,23 @@ def unblock(
 def due(
     snapshot: Snapshot | None, now: Millis, jitter: float, grace: Millis, signal_id: UUID
 ) -> "Change[object]":
-    """Does what is due for this execution. A stale timer changes nothing.
+    """Does everything that is due for this execution. A stale timer changes nothing.
 
     `signal_id` is the id of the signal that reports a suspension's timeout.
     """
     if snapshot is None or isinstance(snapshot.state, Ended):
         return unchanged(AlreadySatisfied("already_terminal"))
+    change = _due(snapshot, now, jitter, grace, signal_id)
+    if change.after is None:
+        return expire_pending(snapshot, now)
+    closed = expire_pending(change.after, now)
+    return change if closed.after is None else replace(fold(change, closed), outcome=change.outcome)
+
+
+def _due(
+    snapshot: Snapshot, now: Millis, jitter: float, grace: Millis, signal_id: UUID
+) -> "Change[object]":
+    """What is due apart from pending waitpoints."""
     expired = expire(snapshot, now, jitter)
     if expired.after is not None:
         return expired
@@ -293,7 +304,7 @@ def due(
         case Waiting(gate=Gate.UNSEALED, due_at=int() as at) if at <= now:
             return cancel(snapshot, now, Owner(source=Source.SYSTEM_TIMEOUT), STRAY)
         case _:
-            return expire_pending(snapshot, now)
+            return expired
 
 
 def _end_refused(snapshot: Snapshot, now: Millis) -> "Change[object]":

@@ -187,7 +187,9 @@ def register(
         )
     known = old is not None and old.alive(now)
     if known and old is not None and old.worker != new.worker:
-        raise Invalid(f"instance {new.instance!r} belongs to worker {old.worker!r}")
+        raise Invalid(
+            f"instance_id reassigned: instance {new.instance!r} belongs to worker {old.worker!r}"
+        )
     entry = replace(new, registered_at=now, seen_at=now, version=first_version)
     return entry, Refreshed(entry.expires_at) if known else Registered(entry.expires_at)
 

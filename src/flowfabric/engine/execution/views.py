@@ -220,7 +220,7 @@ class Views(Service):
 
     async def describe(self, id: str) -> Description | None:
         detail = await self._detail(id)
-        return None if detail is None else _description(detail, detail.snapshot, self._now())
+        return None if detail is None else _description_at(detail, detail.snapshot, self._now())
 
     async def info(self, id: str) -> Info | None:
         snapshot = await self._load(id)
@@ -554,7 +554,13 @@ def _info(snapshot: Snapshot) -> Info:
     )
 
 
-def _description(detail: Detail, snapshot: Snapshot, now: Millis) -> Description:
+def _description_at(detail: Detail, snapshot: Snapshot, now: Millis) -> Description:
+    """With what can be redeemed and signalled at this moment."""
+    grant, waitpoint = grant_at(snapshot, now), _current_waitpoint(snapshot)
+    return replace(_description(detail, snapshot), grant=grant, waitpoint=waitpoint)
+
+
+def _description(detail: Detail, snapshot: Snapshot) -> Description:
     execution, life, shape = snapshot.execution, snapshot.life, vector(snapshot)
     return Description(
         id=execution.id,
@@ -571,8 +577,6 @@ def _description(detail: Detail, snapshot: Snapshot, now: Millis) -> Description
         attempt_id=snapshot.attempt_id,
         attempts_made=snapshot.attempts_made,
         lease=_lease_view(snapshot),
-        grant=grant_at(snapshot, now),
-        waitpoint=_current_waitpoint(snapshot),
         retries=life.retries,
         reclaims=max(0, snapshot.reclaims),
         replays=life.replays,

@@ -29,7 +29,6 @@ from flowfabric.core.base.text import (
     MAX_REASON,
     check_kind,
     check_namespace,
-    check_tag_key,
     check_tags,
     check_text,
 )
@@ -350,11 +349,11 @@ class Flows(Service):
         marked, header = await self._mark_cancelled(flow, reason, policy, named)
         if header.policy is CancelPolicy.FLOW_ONLY or not wait:
             self._dispatcher.kick([header.id])
-            left = await self._owed(header)
+            left = await _owed(self._context.store, header)
             return replace(header, scheduled=bool(left), remaining=left)
         async with asyncio.timeout(span):
             await self._dispatcher.finish(marked)
-        return replace(header, remaining=await self._owed(header))
+        return replace(header, remaining=await _owed(self._context.store, header))
 
     async def cancel_header(
         self,
@@ -365,7 +364,7 @@ class Flows(Service):
     ) -> FlowCancelled:
         """Marks a flow as cancelled and writes down what is owed to its members, in one change."""
         _, header = await self._mark_cancelled(flow, reason, policy)
-        return replace(header, remaining=await self._owed(header))
+        return replace(header, remaining=await _owed(self._context.store, header))
 
     async def _mark_cancelled(
         self, flow: UUID, reason: str, policy: CancelPolicy | str, named: str | None = None
@@ -428,15 +427,6 @@ class Flows(Service):
             return FlowChange(present, after), len(checked)
 
         return await self._change(key, decide)
-
-    async def set_tag(self, flow: UUID, key: str, value: str) -> None:
-        await self.set_tags(flow, {check_tag_key(key): value})
-
-    async def get_tag(self, flow: UUID, key: str) -> str | None:
-        """A tag's value; None if the tag or the flow does not exist."""
-        name = check_tag_key(key)
-        found = await find(self._context.store, FLOWS, parse_uuid(flow, "flow"))
-        return None if found is None else found.tags.get(name)
 
     async def drain(self) -> None:
         """What this process does by itself for flows after its commits is done."""
@@ -556,18 +546,6 @@ class Flows(Service):
                 raise answer
         return [answer for answer in answers if answer is not None]
 
-    async def _owed(self, header: FlowCancelled) -> tuple[ExecutionId, ...]:
-        """Members that still owe an ending to the cancel."""
-        if header.policy is CancelPolicy.FLOW_ONLY:
-            return ()
-        found = await self._context.store.snapshots(
-            MembersOf(header.id, limit=MAX_TOLD, living=True)
-        )
-        pending = header.policy is CancelPolicy.PENDING
-        return tuple(
-            member.execution.id for member in found if not (pending and member.attempts_made)
-        )
-
     async def _staged(self, flow: Flow, now: Millis, edge: Edge) -> tuple[FlowChange, Staged]:
         """The flow with one more edge; `CycleDetected` if it would close a circle."""
         ends = await self._context.store.load([edge.upstream, edge.downstream])
@@ -575,6 +553,15 @@ class Flows(Service):
         if await reaches(self._context.store, edge.flow, edge.downstream, edge.upstream):
             raise CycleDetected("the upstream depends on the downstream already")
         return staged
+
+
+async def _owed(store: Store, header: FlowCancelled) -> tuple[ExecutionId, ...]:
+    """Members that still owe an ending to the cancel."""
+    if header.policy is CancelPolicy.FLOW_ONLY:
+        return ()
+    found = await store.snapshots(MembersOf(header.id, limit=MAX_TOLD, living=True))
+    pending = header.policy is CancelPolicy.PENDING
+    return tuple(member.execution.id for member in found if not (pending and member.attempts_made))
 
 
 async def _find_edge(store: Store, flow: UUID, id: UUID) -> EdgeState | None:
