@@ -81,6 +81,7 @@ class Signature:
         self.takes_any_keyword = Parameter.VAR_KEYWORD in kinds
         self._takes_more = Parameter.VAR_POSITIONAL in kinds
         self._names = [parameter.name for parameter in self._parameters]
+        self._by_place = kinds <= set(_POSITIONAL)
         self._all_by_name = kinds <= {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
         self.returns = hints.get("return", Any)
         self._struct = self._arguments_type(hints)
@@ -113,6 +114,8 @@ class Signature:
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call by the names of the parameters; InvalidCall if they do not
         fit."""
+        if self._by_place and not kwargs and len(args) == len(self._names):
+            return dict(zip(self._names, args, strict=True))
         try:
             return self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:

@@ -426,3 +426,21 @@ async def test_the_token_is_the_same_without_a_read_where_the_waitpoint_was_made
     before = len(reads)
     assert (await lab.engine.suspensions.token_again(claim.uuid, made[-1].id)).reveal() == again
     assert len(reads) == before
+
+
+async def test_a_handler_gets_a_token_of_the_current_key_once_the_old_one_has_run_out(
+    lab: Lab,
+) -> None:
+    """E-T304, E-T308: a token that was signed before is not kept beyond its key."""
+    await lab.engine.keys.seed("first", SECRET)
+    claim = await lab.running()
+    row = (await lab.engine.suspensions.make_waitpoint(claim, "a", lasting=True)).waitpoint
+
+    async def asked() -> str:
+        return (await lab.engine.suspensions.token_again(claim.uuid, row.id)).kid
+
+    assert await asked() == "first"
+    await lab.engine.keys.rotate("second", "6f" * 32, grace=Millis(1_000))
+    assert await asked() == "first"
+    lab.clock.advance(2_000)
+    assert await asked() == "second"

@@ -15,6 +15,7 @@ from flowfabric.core.base.ids import (
     RunId,
     crc16,
     derive_attempt_id,
+    derive_uuid,
     flow_partition,
     lane_partition,
     new_uuid7,
@@ -276,6 +277,11 @@ def test_an_attempt_id_follows_from_execution_and_index(execution: UUID, index: 
     made = derive_attempt_id(execution, index)
     assert made == derive_attempt_id(execution, index)
     assert made not in (execution, derive_attempt_id(execution, index + 1))
+
+
+@given(uuids, st.text())
+def test_a_derived_id_is_that_of_version_5(namespace: UUID, name: str) -> None:
+    assert derive_uuid(namespace, name) == uuid5(namespace, name)
 
 
 @given(uuids)

@@ -8,8 +8,9 @@ the uuid alone: `RunId`.
 import re
 from binascii import crc_hqx
 from functools import lru_cache
+from hashlib import sha1
 from typing import Self
-from uuid import UUID, uuid5
+from uuid import UUID
 
 from msgspec import convert, msgpack, to_builtins
 
@@ -32,6 +33,8 @@ _TAG = re.compile(rf"\{{fp:[0-9]{{1,5}}\}}:(?={_UUID_TEXT})")
 # msgspec makes and writes uuids in C, in a quarter of the time that their class takes.
 _decode_uuid = msgpack.Decoder(UUID).decode
 _BIN_16 = b"\xc4\x10"
+_VERSION_BITS = 0xF000 << 64 | 0xC000 << 48
+_VERSION_5 = 0x5000 << 64 | 0x8000 << 48
 
 
 def read_uuid(data: bytes) -> UUID:
@@ -198,7 +201,14 @@ def new_uuid7(now: int, entropy: int) -> UUID:
 @lru_cache(maxsize=4096)
 def derive_attempt_id(execution: UUID, index: int) -> UUID:
     """The id of attempt `index` of an execution; the same arguments always give the same id."""
-    return uuid5(execution, str(index))
+    return derive_uuid(execution, str(index))
+
+
+def derive_uuid(namespace: UUID, name: str) -> UUID:
+    """`uuid.uuid5`, at half the price."""
+    digest = sha1(namespace.bytes + name.encode(), usedforsecurity=False).digest()
+    number = int.from_bytes(digest[:16], "big") & ~_VERSION_BITS | _VERSION_5
+    return read_uuid(number.to_bytes(16, "big"))
 
 
 def parse_uuid(text: object, what: str) -> UUID:

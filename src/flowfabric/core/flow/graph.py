@@ -3,14 +3,14 @@ declaration always becomes the same executions."""
 
 from collections.abc import Iterator
 from hashlib import blake2b
-from uuid import UUID, uuid5
+from uuid import UUID
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import CycleDetected, Invalid, InvalidGraph, NotInFlow, SelfEdge
-from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.ids import ExecutionId, derive_uuid
 from flowfabric.core.base.numbers import check_kind_of, check_whole
 from flowfabric.core.base.text import MAX_NAME, MAX_REASON, check_text
 from flowfabric.core.base.time import Millis
@@ -67,7 +67,7 @@ class NewFlow(Struct, frozen=True):
 
 def member_id(flow: UUID, key: str) -> ExecutionId:
     """The id of the member of that key: the same however often the graph is declared."""
-    return ExecutionId.member(flow, uuid5(flow, f"member:{key}"))
+    return ExecutionId.member(flow, derive_uuid(flow, f"member:{key}"))
 
 
 def check_graph(graph: object) -> Graph:
@@ -250,7 +250,7 @@ def _edges(
 ) -> Iterator[Edge]:
     for number, link in enumerate(links):
         yield Edge(
-            id=uuid5(flow, f"edge:{number}:{link.upstream}:{link.downstream}"),
+            id=derive_uuid(flow, f"edge:{number}:{link.upstream}:{link.downstream}"),
             flow=flow,
             upstream=ids[link.upstream].uuid,
             downstream=ids[link.downstream].uuid,

@@ -9,7 +9,7 @@ never saw the answer sends again, and the signal must not count twice.
 """
 
 from functools import lru_cache
-from uuid import UUID, uuid5
+from uuid import UUID
 
 import msgspec
 from msgspec import Struct
@@ -22,6 +22,7 @@ from flowfabric.core.base.errors import (
     NotFound,
     NotSignalable,
 )
+from flowfabric.core.base.ids import derive_uuid
 from flowfabric.core.base.redact import without_secrets
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change, unchanged
@@ -51,7 +52,7 @@ from flowfabric.core.wait.waitpoint import new_waitpoint, with_pending
 def waitpoint_id(execution: UUID, generation: int, *parts: str) -> UUID:
     """A waitpoint's id that is the same whenever the same is asked for."""
     sized = "".join(f"{len(part)}:{part}" for part in parts)
-    return uuid5(execution, f"waitpoint:{generation}:{sized}")
+    return derive_uuid(execution, f"waitpoint:{generation}:{sized}")
 
 
 def channel_id(snapshot: Snapshot, name: str) -> UUID:

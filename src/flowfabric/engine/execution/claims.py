@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from uuid import UUID, uuid5
+from uuid import UUID
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import FlowFabricError, Invalid, Unavailable
-from flowfabric.core.base.ids import ExecutionId, parse_uuid
+from flowfabric.core.base.ids import ExecutionId, derive_uuid, parse_uuid
 from flowfabric.core.base.numbers import (
     Seconds,
     check_flag,
@@ -627,7 +627,7 @@ def _part(
     if not call.repeated:
         id = fresh()
     else:
-        id = call.id if lanes == call.lanes else uuid5(call.id, "\n".join(lanes))
+        id = call.id if lanes == call.lanes else derive_uuid(call.id, "\n".join(lanes))
     return replace(call, id=id, lanes=lanes, limit=limit)
 
 
@@ -653,7 +653,7 @@ async def _taken_before(
 def _part_id(claim: UUID, number: int) -> UUID:
     """The lease id of what one part of a claim takes. It is derived, so that a caller that lost the
     answer finds what each part has taken."""
-    return uuid5(claim, str(number))
+    return derive_uuid(claim, str(number))
 
 
 def hinted_by(store: Store) -> Topic:

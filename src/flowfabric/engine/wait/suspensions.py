@@ -97,7 +97,7 @@ class Suspensions(Service):
         self._loads: Batcher[Needs, Loaded] = Batcher("load_needs", context.store.load_needs)
         self._looks: Batcher[UUID, int] = Batcher("signals", self._flush_looks)
         self._known: dict[tuple[UUID, UUID], Waitpoint] = {}
-        self._signed_for: dict[UUID, tuple[Waitpoint, Key | None, Token]] = {}
+        self._tokens = _SignedTokens()
 
     def new_id(self) -> UUID:
         """An id for a suspension or a waitpoint, minted before the first try."""
@@ -330,7 +330,7 @@ class Suspensions(Service):
             return Token("")
         row = _signable(ring, row, self._now())
         if approver is None and expires_at is None:
-            return self._minted(ring, row)
+            return self._tokens.of(ring, row)
         claims = TokenClaims(
             id=f"again:{approver or ''}",
             issued_at=row.created_at,
@@ -428,17 +428,6 @@ class Suspensions(Service):
             _keep(self._known, found)
         return found
 
-    def _minted(self, ring: Keyring, row: Waitpoint) -> Token:
-        """The token of a waitpoint, signed once: a handler asks for it whenever it runs."""
-        key = ring.keys.get(row.kid)
-        signed = self._signed_for.get(row.id)
-        if signed is not None and signed[:2] == (row, key):
-            return signed[2]
-        token = mint(ring, row)
-        _bound(self._signed_for)
-        self._signed_for[row.id] = row, key, token
-        return token
-
     async def _rows(self, snapshot: Snapshot) -> dict[UUID, Waitpoint]:
         """The open waitpoints of an execution."""
         wanted = tuple({p.id for p in (snapshot.life.waits or NO_WAITS).open})
@@ -457,6 +446,22 @@ class Suspensions(Service):
         if row is None:
             return None
         return row, None if revoked is None else Millis(revoked + 1)
+
+
+class _SignedTokens:
+    """The tokens of waitpoints, each signed once: a handler asks for its own whenever it runs."""
+
+    def __init__(self) -> None:
+        self._signed: dict[UUID, tuple[Waitpoint, Key | None, Token]] = {}
+
+    def of(self, ring: Keyring, row: Waitpoint) -> Token:
+        key, signed = ring.keys.get(row.kid), self._signed.get(row.id)
+        if signed is not None and signed[:2] == (row, key):
+            return signed[2]
+        token = mint(ring, row)
+        _bound(self._signed)
+        self._signed[row.id] = row, key, token
+        return token
 
 
 def _keep(known: dict[tuple[UUID, UUID], Waitpoint], row: Waitpoint) -> None:

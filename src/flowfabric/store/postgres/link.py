@@ -2,8 +2,8 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TypeVar
 
 import asyncpg
@@ -92,37 +92,36 @@ class Link:
                 await asyncio.sleep(secrets.randbelow(1000) / 1_000_000 * rivals)
 
     async def _once(self, work: Work[T], repeated: bool, limit: float) -> T:
-        lent = self._wires.lend(self._settings, limit, urgent=self._urgent)
-        async with lent as connection:
-            try:
-                async with self._bounded(connection):
-                    done = await work(connection, repeated)
-                if self.seam is not None:
-                    await self.seam(connection)
-                return done
-            except RIVALS:
-                raise
-            except Exception as error:
-                if connection.is_closed() or is_broken(error):
-                    connection.terminate()
-                    raise Broken from error
-                if not isinstance(error, asyncpg.PostgresError | asyncpg.DataError):
-                    raise
-                if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
-                    connection.terminate()  # the server may have changed its role: look again
-                raise self._translated(error) from error
+        once = partial(self._done, work, repeated)
+        return await self._wires.lend(once, self._settings, limit, urgent=self._urgent)
 
-    @asynccontextmanager
-    async def _bounded(self, connection: Connection) -> AsyncIterator[None]:
+    async def _done(self, work: Work[T], repeated: bool, connection: Connection) -> T:
+        try:
+            done = await self._bounded(work, connection, repeated)
+            if self.seam is not None:
+                await self.seam(connection)
+            return done
+        except RIVALS:
+            raise
+        except Exception as error:
+            if connection.is_closed() or is_broken(error):
+                connection.terminate()
+                raise Broken from error
+            if not isinstance(error, asyncpg.PostgresError | asyncpg.DataError):
+                raise
+            if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
+                connection.terminate()  # the server may have changed its role: look again
+            raise self._translated(error) from error
+
+    async def _bounded(self, work: Work[T], connection: Connection, repeated: bool) -> T:
         """Through a pooler that hands sessions around, a session keeps no settings: everything is
         a transaction that brings its own."""
         if not self._dialer.pooled or self._bare:
-            yield
-            return
+            return await work(connection, repeated)
         async with connection.transaction(isolation="read_committed"):
             if self._settings is PINNED:
                 await connection.execute(_BOUNDED)
-            yield
+            return await work(connection, repeated)
 
     def _translated(self, error: BaseException) -> Exception:
         if not isinstance(error, Exception):

@@ -7,10 +7,10 @@ reach it.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import asyncpg
 from msgspec import Struct
@@ -25,6 +25,8 @@ from flowfabric.store.postgres.dialer import (
     turn_into,
 )
 from flowfabric.store.postgres.faults import Broken, is_refusal, translate
+
+T = TypeVar("T")
 
 SIZE = 2
 """Connections of a store. The heartbeat of a worker has a store of its own, with one."""
@@ -86,17 +88,21 @@ class Wires:
         wire.connection, wire.settings = connection, FREE
         await self._introduce(wire, connection)
 
-    @asynccontextmanager
     async def lend(
-        self, settings: Mapping[str, str], limit: float, *, urgent: bool = False
-    ) -> AsyncIterator[Connection]:
-        """A connection with these settings for one piece of work, which is cut when the work takes
-        longer than `limit` seconds. Raises Broken when it breaks, Unavailable without one."""
+        self,
+        work: Callable[[Connection], Awaitable[T]],
+        settings: Mapping[str, str],
+        limit: float,
+        *,
+        urgent: bool = False,
+    ) -> T:
+        """Does a piece of work on a connection with these settings, which is cut when the work
+        takes longer than `limit` seconds. Raises Broken when it breaks, Unavailable without one."""
         wire = await self._take(slow=settings is FREE, urgent=urgent)
         try:
             connection = await self._prepared(wire, settings)
             with self._limited(connection, limit):
-                yield connection
+                return await work(connection)
         except Exception as error:
             # Whatever happened, a connection that is closed says what to do: dial another one.
             if not wire.stands and not isinstance(error, Broken | Refused | FlowFabricError):
@@ -125,6 +131,8 @@ class Wires:
     # -- who gets which
 
     async def _take(self, *, slow: bool, urgent: bool) -> Wire:
+        if not self._waiting and (wire := self._lent_to(slow=slow)) is not None:
+            return wire
         waiter = _Waiter(slow, asyncio.get_running_loop().create_future())
         self._waiting.insert(0 if urgent else len(self._waiting), waiter)
         self._assign()
@@ -150,13 +158,19 @@ class Wires:
                 continue  # cancelled, and has not run since: it takes itself off the list
             if waiter.slow and self._slow:
                 continue
-            wire = self._best(slow=waiter.slow)
+            wire = self._lent_to(slow=waiter.slow)
             if wire is None:
                 return
             self._waiting.remove(waiter)
-            wire.lent = True
-            self._slow = self._slow or waiter.slow
             waiter.free.set_result(wire)
+
+    def _lent_to(self, *, slow: bool) -> Wire | None:
+        """A free connection, which is taken from now on."""
+        wire = None if slow and self._slow else self._best(slow=slow)
+        if wire is not None:
+            wire.lent = True
+            self._slow = self._slow or slow
+        return wire
 
     def _best(self, *, slow: bool) -> Wire | None:
         """Questions have the last one, which keeps its settings; work has the others first. Where
@@ -167,7 +181,7 @@ class Wires:
         if slow:
             last = [wire for wire in free if wire is self._wires[-1]]
             return next(iter(last or free), None)
-        return next(iter(sorted(free, key=self._cost)), None)
+        return min(free, key=self._cost, default=None)
 
     def _cost(self, wire: Wire) -> int:
         """Of a connection for work: one that is set up for it, a new one, the one of questions."""
@@ -247,17 +261,13 @@ class Wires:
         if connection is not None:
             connection.terminate()
 
-    @contextmanager
-    def _limited(self, connection: Connection, seconds: float) -> Iterator[None]:
-        def cut() -> None:
-            self._doubtful = True
-            connection.terminate()
+    def _limited(self, connection: Connection, seconds: float) -> "_Limit":
+        """The connection is cut if the block takes longer."""
+        return _Limit(asyncio.get_running_loop().call_later(seconds, self._cut, connection))
 
-        timer = asyncio.get_running_loop().call_later(seconds, cut)
-        try:
-            yield
-        finally:
-            timer.cancel()
+    def _cut(self, connection: Connection) -> None:
+        self._doubtful = True
+        connection.terminate()
 
     async def _bury(self, connection: Connection) -> None:
         """What a broken connection left running must have an end before a caller looks what became
@@ -296,6 +306,21 @@ class Wires:
         if self._left:
             with suppress(Broken):
                 await self._bury(connection)
+
+
+class _Limit:
+    """The block of `Wires._limited`. A class, which costs a third of a generator: every statement
+    has one."""
+
+    __slots__ = ("_timer",)
+
+    def __init__(self, timer: asyncio.TimerHandle) -> None:
+        self._timer = timer
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *raised: object) -> None:
+        self._timer.cancel()
 
 
 class Refused(Exception):
