@@ -301,7 +301,7 @@ class Turns:
         monkeypatch.setattr(lab.engine.store, "glance", self.glance)
         monkeypatch.setattr(sweep_module, "MAX_PAUSE", 0.01)
 
-    async def glance(self, *given: Any, **looks: bool) -> Glance:
+    async def glance(self, *given: Any, **looks: Any) -> Glance:
         seen = await self._glance(*given, **looks)
         self.answers.append(seen.has_duty)
         self._more.set()

@@ -34,6 +34,10 @@ _BESIDE = {
     (StateTable.LEASE, StateTable.LEASE): "held_directly",
 }
 _STEP_WIDTH, _WAITPOINT_WIDTH, _SIGNAL_WIDTH, _DEDUP_WIDTH = 6, 3, 5, 4
+_SHARED_ENDING = (1, 2, 4, 6, 7, 8, 9, 10, 16)
+_SHARED_EVENT = (1, 2, 3, 6)
+_SHARED_OUTBOX = (1, 3, 4, 5, 6)
+"""Columns of `ended_directly` that the members of a cancelled flow have in common."""
 _EDGE = ("downstream", "flow", "id", "outcome")
 
 
@@ -92,11 +96,12 @@ def _values_with_edges(moves: Sequence[RowMove], names: Names) -> list[Any]:
         beside = flow_rows.written_by([move.change])
         edges += _of(move, beside.settled)
         outbox += _of(move, beside.outbox)
+    ends = moves[0].target is StateTable.DONE
     return [
-        *columns(rows, len(COLUMNS[moves[0].target]) + 1),
-        *columns(events, len(EVENT)),
+        *columns(rows, len(COLUMNS[moves[0].target]) + 1, _SHARED_ENDING if ends else ()),
+        *columns(events, len(EVENT), _SHARED_EVENT if ends else ()),
         *columns(edges, len(_EDGE)),
-        *columns(outbox, len(OUTBOX) + 1),
+        *columns(outbox, len(OUTBOX) + 1, _SHARED_OUTBOX if ends else ()),
     ]
 
 

@@ -200,7 +200,19 @@ select moved.id from moved
 -- name: ended_directly
 -- From `ready` or `parked` to `done`; a version is in one place only.
 with given as materialized (
-    select * from unnest(
+    select
+        m.id, coalesce(m.version, ($2::integer[])[1]) as version,
+        coalesce(m.epoch, ($3::integer[])[1]) as epoch, m.rank,
+        coalesce(m.flags, ($5::smallint[])[1]) as flags, m.attempt,
+        coalesce(m.start, ($7::smallint[])[1]) as start,
+        case cardinality($8::bytea[]) when 1 then ($8::bytea[])[1] else m.life end as life,
+        coalesce(m.outcome, ($9::smallint[])[1]) as outcome,
+        coalesce(m.ended_at, ($10::bigint[])[1]) as ended_at,
+        case cardinality($11::smallint[]) when 1 then ($11::smallint[])[1] else m.pending end
+            as pending,
+        m.claim, m.worker, m.started_at, m.result, m.trim_at,
+        coalesce(m.expected, ($17::integer[])[1]) as expected
+    from unnest(
         $1::uuid[], $2::integer[], $3::integer[], $4::bigint[], $5::smallint[], $6::integer[],
         $7::smallint[], $8::bytea[], $9::smallint[], $10::bigint[], $11::smallint[], $12::uuid[],
         $13::integer[], $14::bigint[], $15::bytea[], $16::bigint[], $17::integer[]
@@ -252,7 +264,10 @@ made_done as (
 ),
 told as (
     insert into {schema}.event (id, at, kind, epoch, attempt, worker, detail)
-    select v.id, v.at, v.kind, v.epoch, v.attempt, v.worker, v.detail
+    select
+        v.id, coalesce(v.at, ($19::bigint[])[1]), coalesce(v.kind, ($20::smallint[])[1]),
+        coalesce(v.epoch, ($21::integer[])[1]), v.attempt, v.worker,
+        case cardinality($24::bytea[]) when 1 then ($24::bytea[])[1] else v.detail end
     from unnest(
         $18::uuid[], $19::bigint[], $20::smallint[], $21::integer[], $22::integer[],
         $23::integer[], $24::bytea[]
@@ -274,7 +289,11 @@ settled as (
 ),
 owed as (
     insert into {schema}.chore (flow, id, number, kind, outcome, spared)
-    select c.flow, c.id, c.number, c.kind, c.outcome, c.spared
+    select
+        coalesce(c.flow, ($30::uuid[])[1]), c.id, coalesce(c.number, ($32::integer[])[1]),
+        coalesce(c.kind, ($33::smallint[])[1]),
+        case cardinality($34::smallint[]) when 1 then ($34::smallint[])[1] else c.outcome end,
+        coalesce(c.spared, ($35::boolean[])[1])
     from unnest(
         $29::uuid[], $30::uuid[], $31::uuid[], $32::integer[], $33::smallint[],
         $34::smallint[], $35::boolean[]

@@ -116,8 +116,8 @@ def glance(
     asked = {"now": now, "has_duty": has_duty, "ready": ready, "leases": leases}
     row = session.row("glance", {**asked, "forever": FOREVER})
     assert row is not None  # noqa: S101 - it always gives one
-    *seen, next_at, leases_end_at = row
-    return Glance(has_duty, *map(bool, seen), next_at=next_at, leases_end_at=leases_end_at)
+    arrivals, ready, blocked, busy, lines = map(bool, row[:5])
+    return Glance(has_duty, arrivals, ready, blocked, busy, lines, *row[5:])
 
 
 def drop_duty(session: SqliteSession, duty: str, holder: str) -> None:
