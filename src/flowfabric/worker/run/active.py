@@ -9,7 +9,7 @@ from typing import Any
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.worker.api.task import Task
 from flowfabric.worker.run.cancelling import CancelNotice
-from flowfabric.worker.run.lease import Key, WorkerLease
+from flowfabric.worker.run.lease import WorkerLease
 from flowfabric.worker.run.scope import CallScope, SignalsBySuspension
 from flowfabric.worker.run.steps import Work
 
@@ -34,6 +34,7 @@ class ActiveRun:
         "handler",
         "handling",
         "job",
+        "key",
         "kwargs",
         "lease",
         "notice",
@@ -58,6 +59,7 @@ class ActiveRun:
         self.claim = claim
         self.handler = handler
         self.lease = lease or WorkerLease(claim)
+        self.key = self.lease.key
         self.scope: CallScope | None = None
         self.notice = CancelNotice.of(claim.snapshot)
         self.told = self.notice is not None
@@ -82,10 +84,6 @@ class ActiveRun:
         was committed."""
         self.on_completed: Callable[[], None] = _nothing
         self.on_step: Callable[[], None] = _nothing
-
-    @property
-    def key(self) -> Key:
-        return self.lease.key
 
     @property
     def fields(self) -> dict[str, object]:

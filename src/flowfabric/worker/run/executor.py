@@ -71,6 +71,7 @@ class Executor:
     ) -> None:
         """`stopping` says whether the worker drains, `cancelled` whether it is torn down."""
         self.calls = HandlerCalls(engine.now, handlers=handlers, processes=processes, hooks=hooks)
+        self.loop = asyncio.get_running_loop()
         self._engine = engine
         self._steps = steps
         self._hooks = hooks
@@ -236,7 +237,8 @@ class Executor:
         """Has the handler called in a scope of its own."""
         if handler.mode is not Mode.PROCESS:
             active.scope = self._make_scope(active, again=active.again, notice=active.notice)
-            await active.scope.load()
+            if active.scope.is_continued:
+                await active.scope.load()
         if active.told and not _can_be_told(handler):
             return nothing
         result, scope = await self.calls.call(active, handler), active.scope

@@ -15,7 +15,7 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from flowfabric.core.base.numbers import check_kind_of
-from flowfabric.core.base.time import parse_span
+from flowfabric.core.base.time import Millis, parse_span
 from flowfabric.core.execution.model import Start, WorkerIdentity
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.versions import version_of
@@ -227,8 +227,8 @@ class Worker:
 
     # -- running
 
-    def _launch(self, executor: Executor, claim: Claim) -> None:
-        age = self.engine.now() - (claim.expires_at - claim.ttl)
+    def _launch(self, executor: Executor, claim: Claim, now: Millis) -> None:
+        age = now - (claim.expires_at - claim.ttl)
         active = ActiveRun(claim, _handler(self._tasks, claim), WorkerLease(claim, age / 1000))
         self._supersede(active)
         if claim.lease.start is Start.RECLAIM:
@@ -238,8 +238,8 @@ class Worker:
         if self._heartbeat is not None:
             self._heartbeat.hold(active.lease)
             active.on_completed = partial(self._heartbeat.rest, active.key)
-        active.job = asyncio.create_task(self._work(active, executor))
-        active.job.add_done_callback(lambda job: self._done(active, job))
+        active.job = executor.loop.create_task(self._work(active, executor))
+        active.job.add_done_callback(partial(self._done, active))
         if self._stopping.is_set():
             active.stop(DRAIN)
 
