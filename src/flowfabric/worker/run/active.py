@@ -45,12 +45,14 @@ class ActiveRun:
         "received",
         "reporting",
         "result",
+        "returned",
         "scope",
         "stopped",
         "thread",
         "timer",
         "told",
         "undos",
+        "vacated",
     )
 
     def __init__(
@@ -79,6 +81,9 @@ class ActiveRun:
         self.args: tuple[Any, ...] = ()
         self.kwargs: dict[str, Any] = {}
         self.result: object = None
+        self.returned = self.vacated = False
+        """Whether the handler has returned and nothing is left to do but to write its end, and
+        whether the next run has its slot since."""
         self.completed = False
         """Whether the handler ended the run in a transaction. Only the store knows whether that
         was committed."""
