@@ -92,11 +92,11 @@ class ManualWorker(Worker):
         self._runtime.close()
         self._in_process.close()
 
-    def _launch(self, executor: Executor, claim: Claim) -> None:
+    def _launch(self, executor: Executor, claim: Claim, now: Millis) -> None:
         run = current_run.set((claim.uuid, claim.epoch))
         pauses = skip_pauses.set(True)
         try:
-            super()._launch(executor, claim)
+            super()._launch(executor, claim, now)
         finally:
             skip_pauses.reset(pauses)
             current_run.reset(run)

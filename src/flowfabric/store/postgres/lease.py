@@ -47,8 +47,8 @@ _RELEASED = tuple(
 _NO_EVENT = (None, None, None)
 _END_WIDTH = 9 + len(_NO_EVENT)
 _KIND = _END_WIDTH - 2
-_END_SHARED = (1, 2, 4, 6, _KIND)
-"""Versions, epoch, outcome and kind of event are mostly the same for all."""
+_END_SHARED = (1, 2, 3, 4, 6, _KIND)
+"""Versions, epoch, claim, outcome and kind of event are mostly the same for all."""
 _PROGRESS_WIDTH = 11
 _STEP_SHARED = (6, 7, 8, 9)
 """Of a step, all but its document: runs that do the same are often at the same place."""

@@ -11,18 +11,19 @@ returning l.id, l.expires_at
 -- part: ended_rows
 -- A life of NULL keeps the one of the lease, an empty one clears it. The one event an ending
 -- usually has tells of the lease itself and rides with it; where it is otherwise, `kind` is NULL
--- and the events follow by themselves. Of versions, epoch, outcome and kind, what all share comes as
--- one element; an event without a moment is of the moment of its ending.
+-- and the events follow by themselves. Of versions, epoch, claim, outcome and kind, what all share
+-- comes as one element; an event without a moment is of the moment of its ending.
 ended as (
     delete from {schema}.lease l
     using (
         select
-            n.id, n.claim, n.new_life, n.ended_at, n.result, n.detail,
+            n.id, n.new_life, n.ended_at, n.result, n.detail,
             coalesce(n.event_at, n.ended_at) as event_at,
             case cardinality($2::integer[]) when 1 then ($2::integer[])[1] else n.version end
                 as version,
             case cardinality($3::integer[]) when 1 then ($3::integer[])[1] else n.epoch end
                 as epoch,
+            case cardinality($4::uuid[]) when 1 then ($4::uuid[])[1] else n.claim end as claim,
             case cardinality($5::integer[]) when 1 then ($5::integer[])[1] else n.new_version end
                 as new_version,
             case cardinality($7::smallint[]) when 1 then ($7::smallint[])[1] else n.outcome end

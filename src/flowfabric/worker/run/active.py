@@ -9,7 +9,7 @@ from typing import Any
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.worker.api.task import Task
 from flowfabric.worker.run.cancelling import CancelNotice
-from flowfabric.worker.run.lease import Key, WorkerLease
+from flowfabric.worker.run.lease import WorkerLease
 from flowfabric.worker.run.scope import CallScope, SignalsBySuspension
 from flowfabric.worker.run.steps import Work
 
@@ -34,6 +34,7 @@ class ActiveRun:
         "handler",
         "handling",
         "job",
+        "key",
         "kwargs",
         "lease",
         "notice",
@@ -44,12 +45,14 @@ class ActiveRun:
         "received",
         "reporting",
         "result",
+        "returned",
         "scope",
         "stopped",
         "thread",
         "timer",
         "told",
         "undos",
+        "vacated",
     )
 
     def __init__(
@@ -58,6 +61,7 @@ class ActiveRun:
         self.claim = claim
         self.handler = handler
         self.lease = lease or WorkerLease(claim)
+        self.key = self.lease.key
         self.scope: CallScope | None = None
         self.notice = CancelNotice.of(claim.snapshot)
         self.told = self.notice is not None
@@ -77,15 +81,14 @@ class ActiveRun:
         self.args: tuple[Any, ...] = ()
         self.kwargs: dict[str, Any] = {}
         self.result: object = None
+        self.returned = self.vacated = False
+        """Whether the handler has returned and nothing is left to do but to write its end, and
+        whether the next run has its slot since."""
         self.completed = False
         """Whether the handler ended the run in a transaction. Only the store knows whether that
         was committed."""
         self.on_completed: Callable[[], None] = _nothing
         self.on_step: Callable[[], None] = _nothing
-
-    @property
-    def key(self) -> Key:
-        return self.lease.key
 
     @property
     def fields(self) -> dict[str, object]:

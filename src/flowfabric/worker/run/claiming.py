@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import FlowFabricError, Invalid
+from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.engine import Engine
@@ -25,7 +26,8 @@ second and wakes it."""
 FIRST_BACKOFF = 0.1
 MAX_BACKOFF = 10.0
 
-Launch = Callable[[Claim], None]
+Launch = Callable[[Claim, Millis], None]
+"""Starts a claimed run; the moment is now."""
 
 
 class Claimer:
@@ -130,8 +132,9 @@ class Claimer:
         # A claim that took all it asked for says nothing of what is left, and runs may have ended
         # meanwhile: no hint tells of either.
         self._more = self._more or len(claims) == limit
+        now = self._engine.now()
         for claim in claims:
-            launch(claim)
+            launch(claim, now)
         return len(claims)
 
     async def _pause(self, seconds: float | None) -> None:

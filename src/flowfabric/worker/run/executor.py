@@ -66,14 +66,18 @@ class Executor:
         steps: Threads,
         processes: Processes,
         hooks: WorkerHooks,
+        on_returned: Callable[[ActiveRun], None],
         stopping: Callable[[], bool],
         cancelled: Callable[[], bool],
     ) -> None:
-        """`stopping` says whether the worker drains, `cancelled` whether it is torn down."""
+        """`on_returned` is called when only the end of a run has to be written. `stopping` says
+        whether the worker drains, `cancelled` whether it is torn down."""
         self.calls = HandlerCalls(engine.now, handlers=handlers, processes=processes, hooks=hooks)
+        self.loop = asyncio.get_running_loop()
         self._engine = engine
         self._steps = steps
         self._hooks = hooks
+        self._on_returned = on_returned
         self._stopping = stopping
         self._cancelled = cancelled
 
@@ -106,6 +110,8 @@ class Executor:
             report = settling(active.claim, report, active.raised)
         elif active.told and active.begun:
             report = await self._cleaned_up(active, report)
+        elif active.returned and not self._hooks.listens_to(active.handler, "completed"):
+            self._on_returned(active)
         active.reporting = True
         try:
             reported = await self._deliver(active, report)
@@ -236,7 +242,8 @@ class Executor:
         """Has the handler called in a scope of its own."""
         if handler.mode is not Mode.PROCESS:
             active.scope = self._make_scope(active, again=active.again, notice=active.notice)
-            await active.scope.load()
+            if active.scope.is_continued:
+                await active.scope.load()
         if active.told and not _can_be_told(handler):
             return nothing
         result, scope = await self.calls.call(active, handler), active.scope
@@ -369,11 +376,13 @@ def _returned(active: ActiveRun, result: object) -> Report:
     """The report about a handler that returned."""
     active.result = result
     try:
-        return completing(active.claim, encode(result))
+        body = encode(result)
     except Invalid as error:
         active.raised = error
         reason = f"what {active.claim.kind} returned cannot be stored: {error.detail}"
         return failing(active.claim, reason)
+    active.returned = active.scope is None or not active.scope.undos
+    return completing(active.claim, body)
 
 
 def _can_be_told(handler: Task[Any, Any]) -> bool:

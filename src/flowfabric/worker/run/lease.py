@@ -31,19 +31,16 @@ class WorkerLease:
     `expires_at` is a moment of the store's clock, `renewed_at` and `seen_at` of the steady one.
     """
 
-    __slots__ = ("claim", "expires_at", "renewal", "renewed_at", "resting", "seen_at")
+    __slots__ = ("claim", "expires_at", "key", "renewal", "renewed_at", "resting", "seen_at")
 
     def __init__(self, claim: Claim, age: float = 0.0) -> None:
         """`age` is how many seconds ago the lease began."""
         self.claim = claim
         self.renewal = Renewal(claim.uuid, claim.lease.id, claim.epoch, claim.ttl)
+        self.key: Key = (self.renewal.uuid, self.renewal.epoch)
         self.expires_at = claim.expires_at
         self.renewed_at = self.seen_at = time.monotonic() - max(0.0, age)
         self.resting = False
-
-    @property
-    def key(self) -> Key:
-        return self.renewal.uuid, self.renewal.epoch
 
     def moved(self, claim: Claim) -> None:
         """Notes the claim as it stands after a change that its owner has made."""

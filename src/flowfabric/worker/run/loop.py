@@ -15,7 +15,7 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from flowfabric.core.base.numbers import check_kind_of
-from flowfabric.core.base.time import parse_span
+from flowfabric.core.base.time import Millis, parse_span
 from flowfabric.core.execution.model import Start, WorkerIdentity
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.versions import version_of
@@ -117,10 +117,10 @@ class Worker:
         runtime = HandlerRuntime(self)
         self._start_heartbeat()
         self.engine.code_gate.join(
-            self.identity, lambda: replace(self.presence, running=len(self.active))
+            self.identity, lambda: replace(self.presence, running=self._slots.busy)
         )
         self.engine.sweep.start()  # until the engine is closed: another worker may rely on it
-        registry = PresenceKeeper(self.engine, self.presence, lambda: len(self.active))
+        registry = PresenceKeeper(self.engine, self.presence, lambda: self._slots.busy)
         registry.start()
         try:
             with rare_collections():
@@ -227,8 +227,8 @@ class Worker:
 
     # -- running
 
-    def _launch(self, executor: Executor, claim: Claim) -> None:
-        age = self.engine.now() - (claim.expires_at - claim.ttl)
+    def _launch(self, executor: Executor, claim: Claim, now: Millis) -> None:
+        age = now - (claim.expires_at - claim.ttl)
         active = ActiveRun(claim, _handler(self._tasks, claim), WorkerLease(claim, age / 1000))
         self._supersede(active)
         if claim.lease.start is Start.RECLAIM:
@@ -238,8 +238,8 @@ class Worker:
         if self._heartbeat is not None:
             self._heartbeat.hold(active.lease)
             active.on_completed = partial(self._heartbeat.rest, active.key)
-        active.job = asyncio.create_task(self._work(active, executor))
-        active.job.add_done_callback(lambda job: self._done(active, job))
+        active.job = executor.loop.create_task(self._work(active, executor))
+        active.job.add_done_callback(partial(self._done, active))
         if self._stopping.is_set():
             active.stop(DRAIN)
 
@@ -285,7 +285,10 @@ class Worker:
             self._free(active)
 
     def _free(self, active: ActiveRun) -> None:
-        self._slots.give(active.claim.kind)
+        if active.vacated:
+            self._slots.leave()
+        else:
+            self._slots.give(active.claim.kind)
         self._freed.set()
 
     def _free_from_thread(self, loop: asyncio.AbstractEventLoop, active: ActiveRun) -> None:
@@ -391,6 +394,14 @@ class Worker:
             self._exit = None
 
 
+def _vacate(slots: Slots, freed: asyncio.Event, active: ActiveRun) -> None:
+    """The handler has returned: the next run may have its slot, so that it is claimed while the end
+    of this one is written."""
+    if active.handler is not None and slots.vacate(active.handler):
+        active.vacated = True
+        freed.set()
+
+
 def _tell(running: Mapping[Key, ActiveRun], key: Key, notice: CancelNotice) -> None:
     """A run is being cancelled: its handler may clean up."""
     if (active := running.get(key)) is not None:
@@ -417,6 +428,7 @@ class HandlerRuntime:
             steps=self._steps,
             processes=self._processes,
             hooks=worker.hooks,
+            on_returned=partial(_vacate, worker._slots, worker._freed),
             stopping=lambda: worker.stopping,
             cancelled=lambda: worker.cancelled,
         )

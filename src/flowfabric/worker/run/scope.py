@@ -73,6 +73,7 @@ class CallScope:
         self._again = again
         self._caller: object = None
         self._made: Journal | None = None
+        self._cancel: CancelPoint | None = None
 
     def complete(self) -> None:
         """The handler has ended its run in a transaction of the application."""
@@ -93,9 +94,11 @@ class CallScope:
             )
         return self._made
 
-    @cached_property
+    @property
     def cancel(self) -> CancelPoint:
-        return CancelPoint(self._is_stopped, self._clean_up, self._notice)
+        if self._cancel is None:
+            self._cancel = CancelPoint(self._is_stopped, self._clean_up, self._notice)
+        return self._cancel
 
     @property
     def branches(self) -> Branches:
@@ -165,9 +168,8 @@ class CallScope:
             self._made.branches.adopt(self._caller)
 
     async def load(self) -> None:
-        """Reads what earlier calls of the handler have recorded, if there were any."""
-        if self._is_continued:
-            await self.journal.load()
+        """Reads what earlier calls of the handler have recorded."""
+        await self.journal.load()
 
     def stop(self, reason: str) -> None:
         """From now on the engine does nothing that this handler asks for."""
@@ -177,17 +179,18 @@ class CallScope:
         """The handler has ended; tasks and threads it left running can no longer act."""
         self.halt.stop(OVER)
         self._caller = None  # a task that refers to itself would wait for the garbage collector
-        self.cancel.close()
+        if self._cancel is not None:
+            self._cancel.close()
         if self._made is not None:
             self._made.branches.close()
 
     async def finish(self) -> None:
         """Checks that the handler asked for every step that its earlier calls have recorded."""
-        if self._made is not None or self._is_continued:
-            await self.journal.finish()
+        if self._made is not None:
+            await self._made.finish()
 
     @property
-    def _is_continued(self) -> bool:
+    def is_continued(self) -> bool:
         """Whether steps may be recorded: the handler was called before, or the run was given
         steps."""
         claim = self.claim
