@@ -56,6 +56,7 @@ _REFUSALS = {
     415: "The content type is not JSON.",
     422: "The JSON has the wrong form.",
     429: "Too much at once: try again later.",
+    500: "The server failed: its log says why.",
     503: "The store cannot do this now.",
     504: "It took too long; repeat it with the same ids.",
 }
