@@ -121,3 +121,10 @@ async def test_every_answer_has_its_members_in_the_document(http: httpx.AsyncCli
                     is_map = schema.get("type") == "object" and "properties" not in schema
                     named = media != "application/json" or path in maps or (schema and not is_map)
                     assert named, (method, path, status)
+
+
+async def test_bodies_of_bytes_are_in_the_document(http: httpx.AsyncClient) -> None:
+    document = (await http.get("/v1/openapi.json")).json()
+    for path in ("/v1/executions", "/v1/work/{id}/complete"):
+        body = document["paths"][path]["post"]["requestBody"]["content"]
+        assert set(body) == {"application/json", "application/octet-stream"}

@@ -37,6 +37,7 @@ class Readiness(Struct):
     sweeping: bool
     error: str | UnsetType = UNSET
     code: str | UnsetType = UNSET
+    details: dict[str, str] | UnsetType = UNSET
 
 
 @get("/healthz", responses=refusals(500))
@@ -69,7 +70,7 @@ async def readyz(request: Request[Any, Any, Any]) -> Response[Readiness]:
     )
     if status == "ready":
         return respond(body)
-    body.error, body.code = f"not ready: {status}", status
+    body.error, body.code, body.details = f"not ready: {status}", status, {}
     return respond(body, 503)
 
 

@@ -36,7 +36,17 @@ async def openapi_document(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 @cache
 def _document(app: Litestar) -> bytes:
-    return json.encode(app.openapi_schema.to_schema())
+    document = app.openapi_schema.to_schema()
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            if (takes := _taken.get(operation["operationId"])) is not None:
+                body = {"schema": {"type": "string", "format": "binary"}}
+                operation["requestBody"]["content"][takes] = body
+    return json.encode(document)
+
+
+_taken: dict[str, str] = {}
+"""The types of bodies that operations take beside JSON."""
 
 
 def describe(noun: str, handlers: Iterable[Any]) -> list[HTTPRouteHandler]:
@@ -47,6 +57,8 @@ def describe(noun: str, handlers: Iterable[Any]) -> list[HTTPRouteHandler]:
         handler.operation_id = handler.operation_id or handler.fn.__name__
         handler.tags = handler.tags or [noun]
         handler.responses = {**_errors(handler), **_shown(handler), **(handler.responses or {})}
+        if "takes" in handler.opt:
+            _taken[str(handler.operation_id)] = handler.opt["takes"]
         if SCOPE in handler.opt:
             handler.security = [{"token": []}]
     return found
