@@ -360,6 +360,7 @@ _PUBLIC = [
     Route("GET", "/dashboard/{name}", None, Apart.SAME, "/dashboard/app.js"),
     Route("GET", "/metrics", None, Apart.SAME),
     Route("GET", "/v1/openapi.json", None, Apart.SAME),
+    Route("GET", "/openapi.json", None, Apart.SAME),
     Route("GET", "/v1/me", None, Apart.CALLS),
     Route("GET", "/v1/changes/stream", "read", Apart.CALLS),
     Route(

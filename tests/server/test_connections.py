@@ -135,7 +135,7 @@ async def test_connections_beyond_the_limit_are_refused(
         async with connection(hasty) as (refused, _):
             answer = await asyncio.wait_for(refused.read(), 10)
         assert answer.startswith(b"HTTP/1.1 503 ")
-        assert answer.endswith(b'"code":"too_many_connections"}')
+        assert b'"code":"too_many_connections"' in answer
         writer.write(request)
         await asyncio.wait_for(reader.readuntil(b"HTTP/1.1 200 "), 10)
 

@@ -9,6 +9,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.server.app import create_app
 from flowfabric.server.authentication import Authentication
 from flowfabric.server.context import ServerContext
+from tests.kit.http import error_of
 
 
 def client(engine: Engine, *, is_open: bool = True) -> tuple[httpx.AsyncClient, ServerContext]:
@@ -42,7 +43,8 @@ async def test_probes_do_not_look_at_a_token(engine: Engine) -> None:
 async def test_readyz_says_why_not(engine: Engine) -> None:
     http, context = client(engine)
     async with http:
-        assert (await http.get("/readyz")).json()["status"] == "not_sweeping"
+        refused = error_of(await http.get("/readyz"), 503)
+        assert (refused["status"], refused["code"]) == ("not_sweeping", "not_sweeping")
         engine.sweep.start()
         ready = await http.get("/readyz")
         assert ready.status_code == 200

@@ -13,10 +13,12 @@ from msgspec import Struct, json
 
 from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.wait.signal import APPROVAL, Accepted
+from flowfabric.core.wait.waitpoint import AskedDecision
 from flowfabric.server.access import needs
 from flowfabric.server.context import context_of, engine_of
 from flowfabric.server.documents import document
 from flowfabric.server.parameters import find_run
+from flowfabric.server.shown import shown
 from flowfabric.server.wire import read_id, read_uuid_text, respond
 
 PAGES = files("flowfabric.server") / "pages"
@@ -87,7 +89,7 @@ def _read(name: str) -> bytes:
     return (PAGES / name).read_bytes()
 
 
-@post("/v1/waitpoints/look", status_code=200)
+@post("/v1/waitpoints/look", status_code=200, opt={"shows": shown(AskedDecision)})
 async def look(
     request: Request[Any, Any, Any], data: JSONBody[WaitpointLink]
 ) -> Response[dict[str, Any]]:

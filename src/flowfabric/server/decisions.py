@@ -9,11 +9,13 @@ from msgspec import UNSET, Struct, UnsetType, json
 
 from flowfabric.core.base.errors import NotFound
 from flowfabric.core.wait.signal import APPROVAL, Accepted, SignalAnswer
+from flowfabric.core.wait.waitpoint import OpenWaitpoint
 from flowfabric.server.access import caller_of, needs
 from flowfabric.server.approvals import APPROVER, DECIDE_BODY, DecisionAnswer
 from flowfabric.server.context import engine_of
 from flowfabric.server.documents import document
 from flowfabric.server.parameters import find_run
+from flowfabric.server.shown import listing, shown
 from flowfabric.server.wire import read_uuid_text, respond
 
 
@@ -35,7 +37,10 @@ class SentSignal(Struct, kw_only=True, forbid_unknown_fields=True):
     idempotency_key: str | None = None
 
 
-@get("/v1/executions/{id:str}/waitpoints", opt=needs("read"))
+@get(
+    "/v1/executions/{id:str}/waitpoints",
+    opt=needs("read", shows=listing("waitpoints", shown(OpenWaitpoint))),
+)
 async def execution_waitpoints(
     request: Request[Any, Any, Any], id: FromPath[str]
 ) -> Response[dict[str, Any]]:

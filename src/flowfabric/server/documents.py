@@ -1,19 +1,36 @@
 """Values of the engine as the API shows them: moments are milliseconds, ids are tagged,
 enumerations are words, attempts count from 0 as everywhere on the wire."""
 
+from collections.abc import Callable, Sequence
 from enum import Enum, IntEnum
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
+from litestar import Response
 from msgspec import Struct
 
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.plain import plain_members, plain_value
+from flowfabric.server.wire import respond
+
+S = TypeVar("S", bound=Struct)
 
 
 def document(value: Struct) -> dict[str, Any]:
     """The members of a value."""
     return plain_members(value, _leaf)
+
+
+def respond_page(
+    noun: str,
+    found: Sequence[S],
+    limit: int,
+    cursor: Callable[[S], str],
+    show: Callable[[S], dict[str, Any]] = document,
+) -> Response[Any]:
+    """A page of values. There may be more if it is full; `cursor` names the last one."""
+    more = cursor(found[-1]) if len(found) == limit else None
+    return respond({noun: [show(each) for each in found], "next_cursor": more})
 
 
 def plain(value: object) -> Any:

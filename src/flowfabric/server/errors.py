@@ -1,7 +1,7 @@
-"""Errors as answers: a status and the body `{"error", "code", "kind"?, "retryable"?, "details"?}`.
+"""Errors as answers: a status and the body `{"error", "code", "details", "kind"?, "retryable"?}`.
 
-`error`, `kind` and `retryable` are what clients of the original read; `code` is stable and set on
-every error; `details` has the members of the error as JSON.
+`error`, `kind` and `retryable` are what clients of the original read; `code` and `details` are set
+on every error: `code` is stable, `details` has the members of the error as JSON.
 """
 
 import logging
@@ -26,14 +26,14 @@ _JSON_WORDS = {400: "Bad Request", 415: "Unsupported Media Type", 422: "Unproces
 _JSON_CODES = {400: "malformed_json", 415: "unsupported_media_type", 422: "invalid_body"}
 
 
-class ErrorBody(Struct, omit_defaults=True):
+class ErrorBody(Struct):
     """What every error answers."""
 
     error: str
     code: str
     kind: str | UnsetType = UNSET
     retryable: bool | UnsetType = UNSET
-    details: dict[str, Any] | UnsetType = UNSET
+    details: dict[str, Any] = {}
 
 
 class TooLarge(Struct):
@@ -43,6 +43,7 @@ class TooLarge(Struct):
     limit_bytes: int
     route: str
     code: str = "payload_too_large"
+    details: dict[str, Any] = {}
 
 
 _REFUSALS = {
@@ -56,6 +57,7 @@ _REFUSALS = {
     415: "The content type is not JSON.",
     422: "The JSON has the wrong form.",
     429: "Too much at once: try again later.",
+    500: "The server failed: its log says why.",
     503: "The store cannot do this now.",
     504: "It took too long; repeat it with the same ids.",
 }
@@ -73,8 +75,8 @@ def refusals(*statuses: int) -> dict[int, ResponseSpec]:
     }
 
 
-READS = refusals(400, 401, 403, 404, 503, 504)
-CHANGES = READS | refusals(408, 409, 413, 429)
+READS = refusals(400, 401, 403, 404, 413, 429, 503, 504)
+CHANGES = READS | refusals(408, 409)
 BODIES = CHANGES | refusals(415, 422)
 
 
@@ -154,8 +156,7 @@ def answer_to(error: FlowFabricError) -> tuple[int, ErrorBody]:
         body.kind = kind
     if retryable is not None:
         body.retryable = retryable
-    if details := _details(error):
-        body.details = details
+    body.details = _details(error)
     return status, body
 
 
@@ -198,15 +199,17 @@ def _family(error: FlowFabricError) -> tuple[int, str | None, bool | None]:
 
 
 def _details(error: FlowFabricError) -> dict[str, Any]:
+    """The members of the error; what it says of itself if it has none."""
     words = _DETAILS if isinstance(error, errors.NotActive) else {}
     members = {
         words.get(name, name): value for name, value in vars(error).items() if name not in _PRIVATE
     }
-    return {
+    found = {
         name: _shown(value) if isinstance(value, ExecutionId) else to_builtins(value, enc_hook=str)
         for name, value in members.items()
         if value is not None and value != ""
     }
+    return found if found or not error.detail else {"reason": error.detail}
 
 
 # -- handlers of exceptions

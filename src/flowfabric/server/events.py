@@ -22,7 +22,7 @@ from flowfabric.core.execution.subscription import HeldElsewhere, Subscription
 from flowfabric.engine.engine import Engine
 from flowfabric.server.access import caller_of, needs
 from flowfabric.server.context import engine_of
-from flowfabric.server.documents import document
+from flowfabric.server.documents import document, respond_page
 from flowfabric.server.parameters import (
     Cursor,
     Namespace,
@@ -32,6 +32,7 @@ from flowfabric.server.parameters import (
     read_tag,
     visible_namespace,
 )
+from flowfabric.server.shown import also, page
 from flowfabric.server.sse import ServerEvent, event_stream, last_event_id
 from flowfabric.server.wire import respond
 
@@ -67,6 +68,9 @@ class NewSubscription(Struct, kw_only=True, forbid_unknown_fields=True):
 
 class Acknowledge(Struct, forbid_unknown_fields=True):
     cursor: str
+
+
+SHOWN = also(Subscription, cursor=str)
 
 
 @get("/v1/events", opt=needs("read"))
@@ -132,7 +136,7 @@ async def _follow(
 # -- durable subscriptions
 
 
-@get("/v1/subscriptions", opt=needs("read"))
+@get("/v1/subscriptions", opt=needs("read", shows=page("subscriptions", SHOWN)))
 async def list_subscriptions(
     request: Request[Any, Any, Any],
     namespace: Namespace = None,
@@ -143,11 +147,10 @@ async def list_subscriptions(
     place = visible_namespace(caller_of(request), namespace)
     subscriptions = engine_of(request).subscriptions
     found = await subscriptions.list(namespace=place, after=cursor or "", limit=limit)
-    more = found[-1].name if len(found) == limit else None
-    return respond({"subscriptions": [_shown(each) for each in found], "next_cursor": more})
+    return respond_page("subscriptions", found, limit, lambda last: last.name, _shown)
 
 
-@put("/v1/subscriptions/{name:str}", opt=needs("operate"))
+@put("/v1/subscriptions/{name:str}", opt=needs("operate", shows=SHOWN))
 async def put_subscription(
     request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[NewSubscription]
 ) -> Response[dict[str, Any]]:
@@ -158,7 +161,7 @@ async def put_subscription(
     return respond(_shown(await engine.subscriptions.create(name, wanted, after=after)))
 
 
-@get("/v1/subscriptions/{name:str}", opt=needs("read"))
+@get("/v1/subscriptions/{name:str}", opt=needs("read", shows=SHOWN))
 async def get_subscription(
     request: Request[Any, Any, Any], name: FromPath[str]
 ) -> Response[dict[str, Any]]:
@@ -166,7 +169,7 @@ async def get_subscription(
     return respond(_shown(await _seen(request, name)))
 
 
-@post("/v1/subscriptions/{name:str}/read", opt=needs("read"), status_code=200)
+@post("/v1/subscriptions/{name:str}/read", opt=needs("read", shows=EventList), status_code=200)
 async def read_subscription(
     request: Request[Any, Any, Any],
     name: FromPath[str],
@@ -184,7 +187,7 @@ async def read_subscription(
     return respond(_list(batch, held.filter))
 
 
-@post("/v1/subscriptions/{name:str}/ack", opt=needs("read"), status_code=200)
+@post("/v1/subscriptions/{name:str}/ack", opt=needs("read", shows=SHOWN), status_code=200)
 async def acknowledge(
     request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[Acknowledge]
 ) -> Response[dict[str, Any]]:

@@ -110,7 +110,7 @@ class CreateAnswer(Tagged):
 
 @post(
     "/v1/executions",
-    opt=needs("submit", body=CREATE_BODY, octets="input_payload"),
+    opt=needs("submit", body=CREATE_BODY, octets="input_payload", takes=OCTETS),
     operation_id="create_execution",
     tags=["executions"],
     responses=BODIES

@@ -5,17 +5,19 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from litestar import Request, Response, get, post, put
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from msgspec import Struct
 
 from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
-from flowfabric.core.flow.join import AllOf, AnyOf, JoinPolicy, Quorum, Rest
+from flowfabric.core.flow.join import AllOf, AnyOf, EdgeState, Join, JoinPolicy, Quorum, Rest
 from flowfabric.core.flow.model import Flow, FlowState
+from flowfabric.engine.flow.views import Member
 from flowfabric.server.access import caller_of, check_again, needs
 from flowfabric.server.context import engine_of
-from flowfabric.server.documents import document, plain
+from flowfabric.server.documents import document, plain, respond_page
 from flowfabric.server.long_polls import while_wanted
 from flowfabric.server.parameters import (
     Cursor,
@@ -28,18 +30,12 @@ from flowfabric.server.parameters import (
     read_wait,
     visible_namespace,
 )
+from flowfabric.server.shown import also, by_name, listing, members, page, shown
 from flowfabric.server.wire import U32, read_id, respond
 
 States = Annotated[
     list[FlowState] | None, QueryParameter(name="state", description="Only in these; repeatable")
 ]
-
-
-class FlowList(Struct):
-    """A page of flows; `next_cursor` is null on the last one."""
-
-    flows: list[dict[str, Any]]
-    next_cursor: str | None
 
 
 class EdgeGroupPolicy(Struct):
@@ -50,7 +46,7 @@ class EdgeGroupPolicy(Struct):
     on_satisfied: str = "cancel_remaining"
 
 
-@get("/v1/flows", opt=needs("read"))
+@get("/v1/flows", opt=needs("read", shows=page("flows", shown(Flow))))
 async def list_flows(
     request: Request[Any, Any, Any],
     namespace: Namespace = None,
@@ -60,7 +56,7 @@ async def list_flows(
     newest_first: FromQuery[bool] = True,
     cursor: Cursor = None,
     limit: PageLimit = 100,
-) -> Response[FlowList]:
+) -> Response[dict[str, Any]]:
     """Flows that match every filter, by creation time, newest first."""
     found = await engine_of(request).flow_views.page(
         namespace=visible_namespace(caller_of(request), namespace),
@@ -71,8 +67,7 @@ async def list_flows(
         limit=limit,
         newest_first=newest_first,
     )
-    more = _write_cursor(found[-1]) if len(found) == limit else None
-    return respond(FlowList([document(flow) for flow in found], more))
+    return respond_page("flows", found, limit, _write_cursor)
 
 
 def _write_cursor(flow: Flow) -> str:
@@ -87,7 +82,15 @@ def _read_cursor(text: str) -> tuple[Millis, UUID]:
         raise Invalid(f"not a cursor: {text[:80]!r}") from None
 
 
-@get("/v1/flows/{id:str}", opt=needs("read"))
+@get(
+    "/v1/flows/{id:str}",
+    opt=needs(
+        "read",
+        shows=also(
+            Flow, graph_revision=int, states=dict[str, int], edge_groups=by_name(shown(Join))
+        ),
+    ),
+)
 async def describe_flow(
     request: Request[Any, Any, Any], id: FromPath[str]
 ) -> Response[dict[str, Any]]:
@@ -107,7 +110,7 @@ async def describe_flow(
     )
 
 
-@get("/v1/flows/{id:str}/members", opt=needs("read"))
+@get("/v1/flows/{id:str}/members", opt=needs("read", shows=page("members", shown(Member))))
 async def flow_members(
     request: Request[Any, Any, Any],
     id: FromPath[str],
@@ -118,11 +121,10 @@ async def flow_members(
     key, engine = await _existing(request, id), engine_of(request)
     after = None if cursor is None else ExecutionId.member(key, read_id(cursor).uuid)
     found = await engine.flow_views.members(key, after=after, limit=limit)
-    more = str(found[-1].id) if len(found) == limit else None
-    return respond({"members": [document(member) for member in found], "next_cursor": more})
+    return respond_page("members", found, limit, lambda last: str(last.id))
 
 
-@get("/v1/flows/{id:str}/edges", opt=needs("read"))
+@get("/v1/flows/{id:str}/edges", opt=needs("read", shows=listing("edges", shown(EdgeState))))
 async def flow_edges(
     request: Request[Any, Any, Any],
     id: FromPath[str],
@@ -139,7 +141,11 @@ async def flow_edges(
     return respond({"edges": [document(edge) for edge in found]})
 
 
-@get("/v1/flows/{id:str}/wait", opt=needs("read", long=True))
+@get(
+    "/v1/flows/{id:str}/wait",
+    opt=needs("read", long=True, shows=shown(Flow)),
+    responses={202: ResponseSpec(shown(Flow), generate_examples=False, description="Not yet.")},
+)
 async def wait_for_flow(
     request: Request[Any, Any, Any], id: FromPath[str], wait: Wait = "30s"
 ) -> Response[dict[str, Any]]:
@@ -154,7 +160,10 @@ async def wait_for_flow(
         return respond(None if found is None else document(found), 202)
 
 
-@put("/v1/flows/{id:str}/edge-groups/{downstream:str}", opt=needs("submit"))
+@put(
+    "/v1/flows/{id:str}/edge-groups/{downstream:str}",
+    opt=needs("submit", shows=members("EdgeGroupSet", set=bool)),
+)
 async def set_edge_group(
     request: Request[Any, Any, Any],
     id: FromPath[str],
@@ -165,7 +174,11 @@ async def set_edge_group(
     return await _set_edge_group(request, id, downstream, data)
 
 
-@post("/v1/flows/{id:str}/edge-groups/{downstream:str}", opt=needs("submit"), status_code=200)
+@post(
+    "/v1/flows/{id:str}/edge-groups/{downstream:str}",
+    opt=needs("submit", shows=members("EdgeGroupSet", set=bool)),
+    status_code=200,
+)
 async def declare_edge_group(
     request: Request[Any, Any, Any],
     id: FromPath[str],
@@ -185,7 +198,11 @@ async def _set_edge_group(
     return respond({"set": changed})
 
 
-@post("/v1/flows/{id:str}/replay", opt=needs("operate"), status_code=200)
+@post(
+    "/v1/flows/{id:str}/replay",
+    opt=needs("operate", shows=members("FlowReplayed", replayed=int)),
+    status_code=200,
+)
 async def replay_flow(
     request: Request[Any, Any, Any], id: FromPath[str]
 ) -> Response[dict[str, Any]]:
@@ -195,7 +212,11 @@ async def replay_flow(
     return respond({"replayed": len(found)})
 
 
-@post("/v1/flows/{id:str}/seal", opt=needs("submit"), status_code=200)
+@post(
+    "/v1/flows/{id:str}/seal",
+    opt=needs("submit", shows=members("FlowSealed", sealed=bool)),
+    status_code=200,
+)
 async def seal_flow(request: Request[Any, Any, Any], id: FromPath[str]) -> Response[dict[str, Any]]:
     """Says that the graph is complete: no member or edge comes any more."""
     key = await _existing(request, id)

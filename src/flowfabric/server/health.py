@@ -9,12 +9,12 @@ from importlib.metadata import version
 from typing import Any
 
 from litestar import Request, Response, get
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.engine.engine import Engine
 from flowfabric.server.context import context_of
-from flowfabric.server.errors import ErrorBody
+from flowfabric.server.errors import ErrorBody, refusals
 from flowfabric.server.wire import respond
 
 log = logging.getLogger("flowfabric.server")
@@ -27,16 +27,20 @@ class Health(Struct):
 
 
 class Readiness(Struct):
-    """`status` is `ready`, `draining`, `store_unavailable` or `not_sweeping`."""
+    """`status` is `ready`, `draining`, `store_unavailable` or `not_sweeping`; all but the first are
+    errors with it as their `code`."""
 
     status: str
     version: str
     store: str
     schema_version: int | None
     sweeping: bool
+    error: str | UnsetType = UNSET
+    code: str | UnsetType = UNSET
+    details: dict[str, str] | UnsetType = UNSET
 
 
-@get("/healthz")
+@get("/healthz", responses=refusals(500))
 async def healthz(request: Request[Any, Any, Any]) -> Response[Health]:
     """200 if the store answers, else 500."""
     if await _answers(context_of(request).engine):
@@ -64,7 +68,10 @@ async def readyz(request: Request[Any, Any, Any]) -> Response[Readiness]:
         schema_version=engine.schema_version,
         sweeping=engine.sweep.is_running,
     )
-    return respond(body, 200 if status == "ready" else 503)
+    if status == "ready":
+        return respond(body)
+    body.error, body.code, body.details = f"not ready: {status}", status, {}
+    return respond(body, 503)
 
 
 async def _answers(engine: Engine) -> bool:

@@ -7,11 +7,14 @@ from litestar.exceptions import NotFoundException
 from litestar.params import FromPath, JSONBody
 from msgspec import Struct
 
+from flowfabric.core.explain.lane import LaneExplanation
+from flowfabric.core.limit.lane import Lane
 from flowfabric.server.access import caller_of, check_everywhere, needs, run_filter
 from flowfabric.server.context import engine_of
-from flowfabric.server.documents import document, plain
+from flowfabric.server.documents import document, plain, respond_page
 from flowfabric.server.explanations import without_foreign_runs
 from flowfabric.server.parameters import Cursor, Namespace, PageLimit, visible_namespace
+from flowfabric.server.shown import also, page, shown
 from flowfabric.server.wire import U32, respond
 
 
@@ -28,7 +31,7 @@ class LaneSettings(Struct, forbid_unknown_fields=True):
     concurrency: U32 | None = None
 
 
-@get("/v1/lanes", opt=needs("read"))
+@get("/v1/lanes", opt=needs("read", shows=page("lanes", shown(Lane))))
 async def list_lanes(
     request: Request[Any, Any, Any], cursor: Cursor = None, limit: PageLimit = 100
 ) -> Response[dict[str, Any]]:
@@ -36,16 +39,11 @@ async def list_lanes(
     engine = engine_of(request)
     names = await engine.lanes.list(after=cursor, limit=limit)
     known = await engine.lanes.settings(names)
-    found = [document(known[name]) if name in known else _open(name) for name in names]
-    more = names[-1] if len(names) == limit else None
-    return respond({"lanes": found, "next_cursor": more})
+    found = [known.get(name) or Lane(name=name) for name in names]
+    return respond_page("lanes", found, limit, lambda last: last.name)
 
 
-def _open(name: str) -> dict[str, Any]:
-    return {"name": name, "state": "active"}
-
-
-@get("/v1/lanes/{lane:str}", opt=needs("read"))
+@get("/v1/lanes/{lane:str}", opt=needs("read", shows=also(Lane, counts=dict[str, int])))
 async def describe_lane(
     request: Request[Any, Any, Any], lane: FromPath[str], namespace: Namespace = None
 ) -> Response[dict[str, Any]]:
@@ -57,7 +55,7 @@ async def describe_lane(
     return respond({**document(settings), "counts": plain(counts.by_state)})
 
 
-@get("/v1/lanes/{lane:str}/explain", opt=needs("read"))
+@get("/v1/lanes/{lane:str}/explain", opt=needs("read", shows=shown(LaneExplanation)))
 async def explain_lane(
     request: Request[Any, Any, Any], lane: FromPath[str], namespace: Namespace = None
 ) -> Response[dict[str, Any]]:
@@ -67,7 +65,7 @@ async def explain_lane(
     return respond(document(await without_foreign_runs(found, run_filter(caller, engine))))
 
 
-@post("/v1/lanes/{lane:str}/{action:str}", opt=needs("operate"), status_code=200)
+@post("/v1/lanes/{lane:str}/{action:str}", opt=needs("operate", shows=shown(Lane)), status_code=200)
 async def change_lane(
     request: Request[Any, Any, Any],
     lane: FromPath[str],
@@ -84,7 +82,7 @@ async def change_lane(
     return respond(document(changed))
 
 
-@put("/v1/lanes/{lane:str}", opt=needs("operate"))
+@put("/v1/lanes/{lane:str}", opt=needs("operate", shows=shown(Lane)))
 async def set_lane(
     request: Request[Any, Any, Any], lane: FromPath[str], data: JSONBody[LaneSettings]
 ) -> Response[dict[str, Any]]:

@@ -5,42 +5,54 @@ from typing import Any
 
 from litestar import Request, Response, get
 from litestar.params import FromPath
+from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.limit.budget import Budget
+from flowfabric.core.limit.quota import Quota
 from flowfabric.engine.limit.quotas import QuotaStatus
 from flowfabric.server.access import caller_of, check_everywhere, needs
 from flowfabric.server.context import engine_of
-from flowfabric.server.documents import document
+from flowfabric.server.documents import document, respond_page
 from flowfabric.server.parameters import Cursor, PageLimit
+from flowfabric.server.shown import also, by_name, page, shown
 from flowfabric.server.wire import respond
 
 SHOWN_KEYS = 100
 
 
-@get("/v1/budgets", opt=needs("read"))
+class DimensionUse(Struct):
+    """The limits of a dimension, and what is taken of it."""
+
+    hard: int | None
+    soft: int | None
+    taken: int
+
+
+@get(
+    "/v1/budgets",
+    opt=needs("read", shows=page("budgets", also(Budget, dimensions=by_name(shown(DimensionUse))))),
+)
 async def list_budgets(
     request: Request[Any, Any, Any], cursor: Cursor = None, limit: PageLimit = 100
 ) -> Response[dict[str, Any]]:
     """Budgets by name, with their limits and what is spent."""
     check_everywhere(caller_of(request))
     found = await engine_of(request).budgets.list(after=cursor or "", limit=limit)
-    more = found[-1].name if len(found) == limit else None
-    return respond({"budgets": [_budget(each) for each in found], "next_cursor": more})
+    return respond_page("budgets", found, limit, lambda last: last.name, _budget)
 
 
-@get("/v1/quotas", opt=needs("read"))
+@get("/v1/quotas", opt=needs("read", shows=page("quotas", shown(Quota))))
 async def list_quotas(
     request: Request[Any, Any, Any], cursor: Cursor = None, limit: PageLimit = 100
 ) -> Response[dict[str, Any]]:
     """Quotas by name, with their limits; how full one is says `/v1/quotas/{name}`."""
     check_everywhere(caller_of(request))
     found = await engine_of(request).quotas.list(after=cursor or "", limit=limit)
-    more = found[-1].name if len(found) == limit else None
-    return respond({"quotas": [document(each) for each in found], "next_cursor": more})
+    return respond_page("quotas", found, limit, lambda last: last.name)
 
 
-@get("/v1/quotas/{name:str}", opt=needs("read"))
+@get("/v1/quotas/{name:str}", opt=needs("read", shows=also(QuotaStatus, key_count=int)))
 async def quota_status(
     request: Request[Any, Any, Any], name: FromPath[str]
 ) -> Response[dict[str, Any]]:

@@ -33,7 +33,7 @@ class RequestLimits:
             return
         check_scope(scope)  # before the body is looked at
         handler: Any = scope["route_handler"]
-        has_body = scope["method"] in _WITH_BODY
+        has_body = _may_have_body(scope)
         context: ServerContext = scope[CONTEXT]
         seconds = context.options.request_timeout / 1000
         body = _Arriving(receive, asyncio.get_running_loop().time() + seconds)
@@ -51,6 +51,10 @@ class RequestLimits:
             if has_body and not body.whole:
                 raise BodyTooSlow from None
             raise
+
+
+def _may_have_body(scope: Any) -> bool:
+    return scope["method"] in _WITH_BODY
 
 
 def _waits(scope: Any, handler: Any) -> bool:
@@ -76,7 +80,7 @@ def _check_headers(scope: Any, handler: Any) -> tuple[int, str]:
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
             raise BodyTooLarge(limit, route)
-        if name == b"content-encoding" and value.lower() != b"identity":
+        if name == b"content-encoding" and value.lower() != b"identity" and _may_have_body(scope):
             raise BodyError(415, "send the body without a Content-Encoding")
     return limit, route
 

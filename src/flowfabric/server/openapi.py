@@ -7,6 +7,7 @@ from typing import Any
 from litestar import Litestar, Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi import OpenAPIConfig
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
 from msgspec import json
@@ -27,7 +28,7 @@ OPENAPI = OpenAPIConfig(
 )
 
 
-@get("/v1/openapi.json", include_in_schema=False)
+@get(["/v1/openapi.json", "/openapi.json"], include_in_schema=False)
 async def openapi_document(request: Request[Any, Any, Any]) -> Response[bytes]:
     """This document."""
     return Response(_document(request.app), media_type="application/json")
@@ -35,7 +36,17 @@ async def openapi_document(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 @cache
 def _document(app: Litestar) -> bytes:
-    return json.encode(app.openapi_schema.to_schema())
+    document = app.openapi_schema.to_schema()
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            if (takes := _taken.get(operation["operationId"])) is not None:
+                body = {"schema": {"type": "string", "format": "binary"}}
+                operation["requestBody"]["content"][takes] = body
+    return json.encode(document)
+
+
+_taken: dict[str, str] = {}
+"""The types of bodies that operations take beside JSON."""
 
 
 def describe(noun: str, handlers: Iterable[Any]) -> list[HTTPRouteHandler]:
@@ -45,10 +56,21 @@ def describe(noun: str, handlers: Iterable[Any]) -> list[HTTPRouteHandler]:
     for handler in found:
         handler.operation_id = handler.operation_id or handler.fn.__name__
         handler.tags = handler.tags or [noun]
-        handler.responses = {**_errors(handler), **(handler.responses or {})}
+        handler.responses = {**_errors(handler), **_shown(handler), **(handler.responses or {})}
+        if "takes" in handler.opt:
+            _taken[str(handler.operation_id)] = handler.opt["takes"]
         if SCOPE in handler.opt:
             handler.security = [{"token": []}]
     return found
+
+
+def _shown(handler: HTTPRouteHandler) -> dict[int, Any]:
+    """What the handler says that it shows (`server.shown`), where its return type does not."""
+    shows = handler.opt.get("shows")
+    if shows is None:
+        return {}
+    spec = ResponseSpec(shows, generate_examples=False, description="What was asked for.")
+    return {handler.status_code: spec}
 
 
 def _errors(handler: HTTPRouteHandler) -> dict[int, Any]:

@@ -13,13 +13,16 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.wait.waitpoint import OpenWaitpoint
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.execution.views import Failures
 from flowfabric.engine.wait.suspensions import SuspendedExecution
 from flowfabric.server.access import caller_of, check_everywhere, needs
 from flowfabric.server.context import context_of, engine_of
-from flowfabric.server.documents import document, plain
+from flowfabric.server.documents import document, plain, respond_page
 from flowfabric.server.overview_reader import OverviewAnswer
 from flowfabric.server.parameters import Cursor, Namespace, PageLimit, visible_namespace
+from flowfabric.server.shown import also, listing, page, shown
 from flowfabric.server.wire import read_id, respond
+from flowfabric.store.queries import Counts, ExpiredLease
 
 MOMENT_DIGITS = 15
 """Of a moment in the year 9999."""
@@ -90,7 +93,7 @@ async def overview(
     return respond(await context_of(request).overviews.read(engine, place))
 
 
-@get("/v1/counts", opt=needs("read"))
+@get("/v1/counts", opt=needs("read", shows=shown(Counts)))
 async def counts(
     request: Request[Any, Any, Any],
     namespace: Namespace = None,
@@ -101,7 +104,7 @@ async def counts(
     return respond(document(await engine_of(request).views.counts(namespace=place, lane=lane)))
 
 
-@get("/v1/failures", opt=needs("read"))
+@get("/v1/failures", opt=needs("read", shows=shown(Failures)))
 async def failures(
     request: Request[Any, Any, Any],
     namespace: Namespace = None,
@@ -115,7 +118,7 @@ async def failures(
     return respond(document(found))
 
 
-@get("/v1/suspended", opt=needs("read"))
+@get("/v1/suspended", opt=needs("read", shows=page("executions", shown(SuspendedExecution))))
 async def suspended(
     request: Request[Any, Any, Any],
     namespace: Namespace = None,
@@ -128,11 +131,15 @@ async def suspended(
     found = await engine_of(request).suspensions.suspended(
         namespace=place, after=after, limit=limit
     )
-    more = _write_cursor(found[-1]) if len(found) == limit else None
-    return respond({"executions": [document(each) for each in found], "next_cursor": more})
+    return respond_page("executions", found, limit, _write_cursor)
 
 
-@get("/v1/waitpoints", opt=needs("read"))
+@get(
+    "/v1/waitpoints",
+    opt=needs(
+        "read", shows=page("waitpoints", also(OpenWaitpoint, since=int, reason=str, kind=str))
+    ),
+)
 async def waitpoints(
     request: Request[Any, Any, Any],
     namespace: Namespace = None,
@@ -163,7 +170,7 @@ async def _waitpoints(engine: Engine, suspended: SuspendedExecution) -> list[Ope
         return []
 
 
-@get("/v1/leases/expired", opt=needs("read"))
+@get("/v1/leases/expired", opt=needs("read", shows=listing("leases", shown(ExpiredLease))))
 async def expired_leases(
     request: Request[Any, Any, Any], limit: PageLimit = 100
 ) -> Response[dict[str, Any]]:

@@ -37,7 +37,7 @@ class Refusal(NamedTuple):
 
     @property
     def answer(self) -> bytes:
-        body = encode({"error": self.error, "code": self.code})
+        body = encode({"error": self.error, "code": self.code, "details": {}})
         head = [
             (b"connection", b"close"),
             (b"content-type", b"application/json"),

@@ -11,10 +11,12 @@ from msgspec import Struct, field
 from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.time import Millis, parse_span
 from flowfabric.core.execution.schedule import CatchUp, Schedule
+from flowfabric.core.execution.submission import Submitted
 from flowfabric.server.access import caller_of, check_namespace, needs
 from flowfabric.server.context import engine_of
-from flowfabric.server.documents import document
+from flowfabric.server.documents import document, respond_page
 from flowfabric.server.parameters import MAX_PAGE, Cursor, PageLimit
+from flowfabric.server.shown import page, shown
 from flowfabric.server.wire import Bytes, read_bytes, respond
 
 
@@ -31,14 +33,13 @@ class NewSchedule(Struct, kw_only=True, forbid_unknown_fields=True):
     lane_id: str = "default"
 
 
-@get("/v1/schedules", opt=needs("read"))
+@get("/v1/schedules", opt=needs("read", shows=page("schedules", shown(Schedule))))
 async def list_schedules(
     request: Request[Any, Any, Any], cursor: Cursor = None, limit: PageLimit = 100
 ) -> Response[dict[str, Any]]:
     """Schedules by name, of the namespaces that the caller sees."""
-    shown = await _visible(request, cursor or "", limit)
-    more = shown[-1].name if len(shown) == limit else None
-    return respond({"schedules": [document(each) for each in shown], "next_cursor": more})
+    found = await _visible(request, cursor or "", limit)
+    return respond_page("schedules", found, limit, lambda last: last.name)
 
 
 async def _visible(request: Request[Any, Any, Any], after: str, limit: int) -> list[Schedule]:
@@ -46,16 +47,16 @@ async def _visible(request: Request[Any, Any, Any], after: str, limit: int) -> l
     so what it does not see is passed here."""
     schedules, caller = engine_of(request).schedules, caller_of(request)
     size = limit if caller.sees_all else MAX_PAGE
-    shown: list[Schedule] = []
+    seen: list[Schedule] = []
     while page := await schedules.list(after=after, limit=size):
-        shown += [each for each in page if caller.sees(each.namespace)]
-        if len(page) < size or len(shown) >= limit:
+        seen += [each for each in page if caller.sees(each.namespace)]
+        if len(page) < size or len(seen) >= limit:
             break
         after = page[-1].name
-    return shown[:limit]
+    return seen[:limit]
 
 
-@get("/v1/schedules/{name:str}", opt=needs("read"))
+@get("/v1/schedules/{name:str}", opt=needs("read", shows=shown(Schedule)))
 async def get_schedule(
     request: Request[Any, Any, Any], name: FromPath[str]
 ) -> Response[dict[str, Any]]:
@@ -63,7 +64,7 @@ async def get_schedule(
     return respond(document(await _seen(request, name)))
 
 
-@put("/v1/schedules/{name:str}", opt=needs("operate"))
+@put("/v1/schedules/{name:str}", opt=needs("operate", shows=shown(Schedule)))
 async def put_schedule(
     request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[NewSchedule]
 ) -> Response[dict[str, Any]]:
@@ -93,7 +94,11 @@ def _schedule(name: str, data: NewSchedule) -> Schedule:
     )
 
 
-@post("/v1/schedules/{name:str}/{action:str}", opt=needs("operate"), status_code=200)
+@post(
+    "/v1/schedules/{name:str}/{action:str}",
+    opt=needs("operate", shows=shown(Schedule) | shown(Submitted)),
+    status_code=200,
+)
 async def change_schedule(
     request: Request[Any, Any, Any], name: FromPath[str], action: FromPath[str]
 ) -> Response[dict[str, Any]]:

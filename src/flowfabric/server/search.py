@@ -4,6 +4,7 @@ import asyncio
 from typing import Annotated, Any
 
 from litestar import Request, Response, get, put
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from msgspec import Struct
 
@@ -11,8 +12,12 @@ from flowfabric.core.base.errors import NotFound
 from flowfabric.core.base.numbers import check_limit
 from flowfabric.core.base.plain import plain_bytes
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.history import StepView
+from flowfabric.core.execution.model import Attempt
 from flowfabric.core.execution.status import ENDED, PublicState
-from flowfabric.engine.execution.views import Ending
+from flowfabric.core.explain.reasons import Explanation
+from flowfabric.core.wait.model import ReceivedSignal
+from flowfabric.engine.execution.views import Description, Ending, Info
 from flowfabric.server.access import caller_of, check_again, needs, run_filter
 from flowfabric.server.context import engine_of
 from flowfabric.server.documents import document, plain
@@ -31,6 +36,7 @@ from flowfabric.server.parameters import (
     read_wait,
     visible_namespace,
 )
+from flowfabric.server.shown import also, listing, maybe, page, shown
 from flowfabric.server.wire import optional_uuid, respond
 from flowfabric.store.queries import Query
 
@@ -54,12 +60,19 @@ class EndingAnswer(Struct):
     reason: str | None = None
 
 
+class NotEnded(Struct):
+    """How an execution stands that has not ended by then; null if it was deleted meanwhile."""
+
+    execution_id: str
+    public_state: PublicState | None
+
+
 States = Annotated[
     list[PublicState] | None, QueryParameter(name="state", description="Only in these; repeatable")
 ]
 
 
-@get("/v1/executions/search", opt=needs("read"))
+@get("/v1/executions/search", opt=needs("read", shows=page("executions", shown(Info))))
 async def search_executions(  # noqa: PLR0913 - the filters are the interface
     request: Request[Any, Any, Any],
     namespace: Namespace = None,
@@ -93,7 +106,10 @@ async def search_executions(  # noqa: PLR0913 - the filters are the interface
     return respond(ExecutionList([document(info) for info in page.items], page.cursor))
 
 
-@get("/v1/executions/{id:str}/describe", opt=needs("read"))
+@get(
+    "/v1/executions/{id:str}/describe",
+    opt=needs("read", shows=also(Description, input_payload=maybe(Any), result=maybe(Any))),
+)
 async def describe_execution(
     request: Request[Any, Any, Any], id: FromPath[str], payload: FromQuery[bool] = False
 ) -> Response[dict[str, Any]]:
@@ -111,7 +127,9 @@ async def describe_execution(
     return respond(shown)
 
 
-@get("/v1/executions/{id:str}/attempts", opt=needs("read"))
+@get(
+    "/v1/executions/{id:str}/attempts", opt=needs("read", shows=listing("attempts", shown(Attempt)))
+)
 async def execution_attempts(
     request: Request[Any, Any, Any], id: FromPath[str]
 ) -> Response[dict[str, Any]]:
@@ -121,7 +139,7 @@ async def execution_attempts(
     return respond({"attempts": [document(attempt) for attempt in found]})
 
 
-@get("/v1/executions/{id:str}/steps", opt=needs("read"))
+@get("/v1/executions/{id:str}/steps", opt=needs("read", shows=listing("steps", shown(StepView))))
 async def execution_steps(
     request: Request[Any, Any, Any], id: FromPath[str]
 ) -> Response[dict[str, Any]]:
@@ -131,7 +149,7 @@ async def execution_steps(
     return respond({"steps": [document(step) for step in found]})
 
 
-@get("/v1/executions/{id:str}/explain", opt=needs("read"))
+@get("/v1/executions/{id:str}/explain", opt=needs("read", shows=shown(Explanation)))
 async def explain_execution(
     request: Request[Any, Any, Any], id: FromPath[str]
 ) -> Response[dict[str, Any]]:
@@ -142,7 +160,10 @@ async def explain_execution(
     return respond(document(await without_foreign_runs(found, sees)))
 
 
-@get("/v1/executions/{id:str}/signals", opt=needs("read"))
+@get(
+    "/v1/executions/{id:str}/signals",
+    opt=needs("read", shows=listing("signals", shown(ReceivedSignal))),
+)
 async def execution_signals(
     request: Request[Any, Any, Any],
     id: FromPath[str],
@@ -173,7 +194,11 @@ async def set_execution_tags(
     return respond({"set": await engine_of(request).executions.set_tags(key, data)})
 
 
-@get("/v1/executions/{id:str}/wait", opt=needs("read", long=True))
+@get(
+    "/v1/executions/{id:str}/wait",
+    opt=needs("read", long=True),
+    responses={202: ResponseSpec(NotEnded, generate_examples=False, description="Not yet.")},
+)
 async def wait_for_execution(
     request: Request[Any, Any, Any], id: FromPath[str], wait: Wait = "30s"
 ) -> Response[EndingAnswer]:
@@ -190,7 +215,7 @@ async def wait_for_execution(
         return respond(_ending(waiting.result()))
     except (TimeoutError, asyncio.CancelledError):
         now = await engine.views.state(key)
-        return respond({"execution_id": str(key), "public_state": now}, 202)
+        return respond(NotEnded(str(key), now), 202)
 
 
 def _ending(ending: Ending) -> EndingAnswer:

@@ -12,7 +12,7 @@ from flowfabric.core.execution.event_filter import check_filter
 from flowfabric.core.execution.webhook import Webhook
 from flowfabric.server.access import caller_of, needs
 from flowfabric.server.context import engine_of
-from flowfabric.server.documents import document
+from flowfabric.server.documents import document, respond_page
 from flowfabric.server.parameters import (
     Cursor,
     Namespace,
@@ -20,6 +20,7 @@ from flowfabric.server.parameters import (
     read_tag,
     visible_namespace,
 )
+from flowfabric.server.shown import also, members, page
 from flowfabric.server.wire import respond
 
 
@@ -34,7 +35,11 @@ class PutWebhook(Struct, kw_only=True, forbid_unknown_fields=True):
     secret: str | None = None
 
 
-@get("/v1/webhooks", opt=needs("operate"))
+HIDDEN = ("secret", "cursor", "saved_at", "version")
+SHOWN = also(Webhook, *HIDDEN)
+
+
+@get("/v1/webhooks", opt=needs("operate", shows=page("webhooks", SHOWN)))
 async def list_webhooks(
     request: Request[Any, Any, Any],
     namespace: Namespace = None,
@@ -45,11 +50,10 @@ async def list_webhooks(
     place = visible_namespace(caller_of(request), namespace)
     webhooks = engine_of(request).webhooks
     found = await webhooks.list(namespace=place, after=cursor or "", limit=limit)
-    more = found[-1].name if len(found) == limit else None
-    return respond({"webhooks": [_shown(each) for each in found], "next_cursor": more})
+    return respond_page("webhooks", found, limit, lambda last: last.name, _shown)
 
 
-@put("/v1/webhooks/{name:str}", opt=needs("operate"))
+@put("/v1/webhooks/{name:str}", opt=needs("operate", shows=also(Webhook, *HIDDEN, secret=str)))
 async def put_webhook(
     request: Request[Any, Any, Any], name: FromPath[str], data: JSONBody[PutWebhook]
 ) -> Response[dict[str, Any]]:
@@ -65,7 +69,7 @@ async def put_webhook(
     return respond({**_shown(made), "secret": made.secret})
 
 
-@get("/v1/webhooks/{name:str}", opt=needs("operate"))
+@get("/v1/webhooks/{name:str}", opt=needs("operate", shows=SHOWN))
 async def get_webhook(
     request: Request[Any, Any, Any], name: FromPath[str]
 ) -> Response[dict[str, Any]]:
@@ -73,7 +77,7 @@ async def get_webhook(
     return respond(_shown(await _seen(request, name)))
 
 
-@post("/v1/webhooks/{name:str}/pause", opt=needs("operate"), status_code=200)
+@post("/v1/webhooks/{name:str}/pause", opt=needs("operate", shows=SHOWN), status_code=200)
 async def pause_webhook(
     request: Request[Any, Any, Any], name: FromPath[str], reason: FromQuery[str] = ""
 ) -> Response[dict[str, Any]]:
@@ -82,7 +86,7 @@ async def pause_webhook(
     return respond(_shown(await engine_of(request).webhooks.pause(name, reason=reason)))
 
 
-@post("/v1/webhooks/{name:str}/resume", opt=needs("operate"), status_code=200)
+@post("/v1/webhooks/{name:str}/resume", opt=needs("operate", shows=SHOWN), status_code=200)
 async def resume_webhook(
     request: Request[Any, Any, Any], name: FromPath[str]
 ) -> Response[dict[str, Any]]:
@@ -91,7 +95,11 @@ async def resume_webhook(
     return respond(_shown(await engine_of(request).webhooks.resume(name)))
 
 
-@post("/v1/webhooks/{name:str}/test", opt=needs("operate"), status_code=202)
+@post(
+    "/v1/webhooks/{name:str}/test",
+    opt=needs("operate", shows=members("WebhookTest", execution_id=str)),
+    status_code=202,
+)
 async def try_webhook(
     request: Request[Any, Any, Any], name: FromPath[str]
 ) -> Response[dict[str, Any]]:
@@ -122,8 +130,7 @@ def _is_seen(request: Request[Any, Any, Any], webhook: Webhook) -> bool:
 
 
 def _shown(webhook: Webhook) -> dict[str, Any]:
-    hidden = ("secret", "cursor", "saved_at", "version")
-    return {name: value for name, value in document(webhook).items() if name not in hidden}
+    return {name: value for name, value in document(webhook).items() if name not in HIDDEN}
 
 
 HANDLERS = [

@@ -6,14 +6,19 @@ from litestar import Request, Response, get
 from litestar.params import FromPath, FromQuery
 
 from flowfabric.core.base.errors import Invalid
+from flowfabric.core.execution.registry import HeldLease, Presence
 from flowfabric.server.access import caller_of, needs
 from flowfabric.server.context import engine_of
 from flowfabric.server.documents import document
 from flowfabric.server.parameters import Cursor, Namespace, PageLimit, visible_namespace
+from flowfabric.server.shown import also, listing, page, shown
 from flowfabric.server.wire import respond
 
 
-@get("/v1/workers", opt=needs("read"))
+@get(
+    "/v1/workers",
+    opt=needs("read", shows=page("workers", also(Presence, held=int, expires_at=int))),
+)
 async def list_workers(
     request: Request[Any, Any, Any],
     namespace: Namespace = None,
@@ -36,7 +41,10 @@ async def list_workers(
     return respond({"workers": shown, "next_cursor": more})
 
 
-@get("/v1/workers/{instance:str}/leases", opt=needs("read"))
+@get(
+    "/v1/workers/{instance:str}/leases",
+    opt=needs("read", shows=listing("leases", shown(HeldLease))),
+)
 async def worker_leases(
     request: Request[Any, Any, Any],
     instance: FromPath[str],

@@ -11,7 +11,7 @@ from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.server.access import caller_of, check_run, needs
 from flowfabric.server.context import context_of, engine_of
 from flowfabric.server.errors import ErrorBody, answer_to
-from flowfabric.server.wire import EMPTY, Body, read_id, respond
+from flowfabric.server.wire import EMPTY, OCTETS, Body, read_id, respond
 from flowfabric.server.work import bodies, frames, operations, waits
 from flowfabric.server.work.answers import (
     AttemptFailed,
@@ -37,8 +37,6 @@ log = logging.getLogger("flowfabric.server")
 LARGE_BODY = 4 << 20
 STEP_BODY = 2 << 20
 STATE_BODY = 1 << 20
-OCTETS = "application/octet-stream"
-
 Call = Request[Any, Any, Any]
 
 
@@ -62,7 +60,12 @@ async def _lease(request: Call, id: str, data: bodies.Fenced) -> PresentedLease:
     return await present_lease(context_of(request), caller_of(request), data, id)
 
 
-@post("/v1/work/{id:str}/complete", status_code=200, dto=JsonOrBytes, opt=_work(LARGE_BODY))
+@post(
+    "/v1/work/{id:str}/complete",
+    status_code=200,
+    dto=JsonOrBytes,
+    opt=needs("work", body=LARGE_BODY, takes=OCTETS),
+)
 async def complete_run(
     request: Call, id: FromPath[str], data: JSONBody[bodies.CompleteRun]
 ) -> Response[RunCompleted]:
