@@ -2,6 +2,8 @@
 
 import asyncio
 import sqlite3
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,11 @@ async def test_the_token_may_come_from_the_environment(
 def test_a_token_is_text() -> None:
     with pytest.raises(Invalid):
         Fabric("http://localhost:1", token=5)  # type: ignore[arg-type]
+
+
+def test_a_program_without_a_server_does_not_import_its_client() -> None:
+    code = "import flowfabric, sys; sys.exit('aiohttp' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 async def test_a_worker_leaves_webhooks_to_its_server(fabric: Fabric) -> None:
