@@ -129,7 +129,7 @@ async def working(fabric: Fabric, **options: Any) -> AsyncIterator[Worker]:
         await asyncio.wait_for(running, 20)
 
 
-async def until(true: Callable[[], Any], seconds: float = 10.0) -> None:
+async def until(true: Callable[[], Any], seconds: float = 60.0) -> None:
     """Waits until something is so; fails when it does not become so."""
     async with asyncio.timeout(seconds):
         while not true():  # noqa: ASYNC110 - anything may be waited for
