@@ -118,8 +118,9 @@ ENDED = {"completed", "failed", "cancelled", "expired", "skipped"}
 
 @asynccontextmanager
 async def working(fabric: Fabric, **options: Any) -> AsyncIterator[Worker]:
-    """A worker in the background; leaving the block stops it at once."""
-    worker = await fabric.worker(WorkerOptions(**{"ttl": Millis(2_000), **options}))
+    """A worker in the background; leaving the block stops it at once. It keeps its leases on a busy
+    machine too; a test that is about them asks for brief ones."""
+    worker = await fabric.worker(WorkerOptions(**{"ttl": TTL, **options}))
     running = asyncio.create_task(worker.run())
     try:
         yield worker

@@ -106,7 +106,7 @@ async def test_a_lease_that_is_locked_elsewhere_costs_its_neighbours_nothing(url
             await go_on.wait()
             return "done"
 
-        async with working(fabric, ttl=Millis(1_500)) as worker:
+        async with working(fabric, ttl=TTL) as worker:
             runs = await job.submit_many([()] * 3)
             await until(lambda: len(worker.active) == 3)
             locked, *others = worker.active
@@ -115,7 +115,7 @@ async def test_a_lease_that_is_locked_elsewhere_costs_its_neighbours_nothing(url
                 await application.execute(lock, locked[0])
                 await until(lambda: locked not in worker.active)
                 with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(until(lambda: len(worker.active) < 2), 1.5)
+                    await asyncio.wait_for(until(lambda: len(worker.active) < 2), TTL / 1000)
                 assert set(others) <= set(worker.active)
             go_on.set()
             assert [await run.result(20) for run in runs] == ["done"] * 3
