@@ -53,7 +53,7 @@ async def test_a_blocked_event_loop_keeps_its_leases(tmp_path: Path) -> None:
             run = await blocks.submit()
             worker = await fabric.worker(WorkerOptions(ttl=Millis(500)))
             running = asyncio.create_task(worker.run())
-            assert await run.result(20) == "done"
+            assert await run.result(60) == "done"
             assert (await run.describe()).epoch == 1
             worker.stop()
             await running
@@ -83,7 +83,7 @@ async def test_a_worker_survives_its_server(tmp_path: Path) -> None:
         go_on.set()
         await asyncio.sleep(0.1)
         proxy.app = EngineApp(engine)  # another process: it has not handed out the claim
-        assert await run.result(20) == 8
+        assert await run.result(60) == 8
         worker.stop()
         await running
     await engine.close()
@@ -157,7 +157,7 @@ async def test_a_tenant_works_in_its_namespace(
         worker = await fabric.worker(WorkerOptions(namespace="ours"))
         # `run_until_idle` settles the whole engine, which is not a tenant's to ask for.
         running = asyncio.create_task(worker.run())
-        assert await run.result(10) == 6
+        assert await run.result(60) == 6
         worker.stop()
         await running
         with pytest.raises(Forbidden):
