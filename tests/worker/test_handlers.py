@@ -22,6 +22,8 @@ from flowfabric import (
 from tests.worker import handlers
 from tests.worker.bench import Bench, Log, Wire, until, working
 
+pytestmark = pytest.mark.rules
+
 SOON: dict[str, Any] = {"retries": 1, "backoff": Fixed(delay=0)}
 
 

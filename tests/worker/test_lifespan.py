@@ -22,6 +22,8 @@ from flowfabric import (
 )
 from tests.worker.bench import Bench, Log, until, working
 
+pytestmark = pytest.mark.rules
+
 
 async def test_it_spans_the_runs_of_a_worker(fabric: Fabric, log: Log) -> None:
     @fabric.lifespan

@@ -24,6 +24,8 @@ from flowfabric import (
 from tests.worker import handlers
 from tests.worker.bench import AGAIN, Bench, Log, until, working
 
+pytestmark = pytest.mark.rules
+
 span: contextvars.ContextVar[str] = contextvars.ContextVar("span", default="none")
 
 Register = Callable[[Fabric, str], None]
