@@ -153,7 +153,7 @@ async def test_live_workers_of_two_versions_finish_every_run(store_url: str) -> 
     async with Fabric(store_url) as one, Fabric(store_url) as two:
         job = one_version(one)
         other_version(two)
-        async with working(one, name="one"), working(two, name="two"):
+        async with working(one, name="one", ttl="3s"), working(two, name="two", ttl="3s"):
             runs = [await job.submit() for _ in range(10)]
             found = await asyncio.gather(*(run.result(60) for run in runs))
     assert set(found) <= {"a", "b"}
