@@ -33,7 +33,7 @@ test-deep: $(INSTALLED)  ## also run the slow tests, and every test on every sto
 check: $(INSTALLED)  ## check lint, format, types, samples, layers, sizes, SQL, names, prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/python tools/check_samples.py
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_size.py

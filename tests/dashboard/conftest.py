@@ -91,7 +91,7 @@ class Visitor:
 @pytest_asyncio.fixture(loop_scope="package")
 async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
     context = await browser.new_context(viewport={"width": 1280, "height": 860})
-    context.set_default_timeout(8_000)
+    context.set_default_timeout(30_000)
     yield context
     await context.close()
 

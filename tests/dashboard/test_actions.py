@@ -70,7 +70,7 @@ async def test_approve_in_the_inbox(site: Site, visitor: Visitor) -> None:
     await item.get_by_role("button", name="Approve").click()
     await page.get_by_label("Comment").fill("go on")
     await page.get_by_role("dialog").get_by_role("button", name="Approve").click()
-    assert await run.result(timeout=10) == "released"
+    assert await run.result(timeout=60) == "released"
     await item.wait_for(state="detached")
 
 

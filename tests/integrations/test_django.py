@@ -262,7 +262,7 @@ def work(project: DjangoFabric, *runs: Run[Any]) -> list[Any]:
                 await worker.run_until_idle()
                 return []
             running = asyncio.create_task(worker.run())
-            results = [await run.result(timeout=30) for run in runs]
+            results = [await run.result(timeout=60) for run in runs]
             worker.stop()
             await running
             return results

@@ -32,7 +32,7 @@ def test_a_request_reaches_the_fabric_which_closes_with_the_application(store_ur
     @app.get("/double/{n}")
     async def endpoint(n: int, found: fastapi.FabricDependency) -> int:
         assert found is fabric
-        return await (await task.submit(n)).result(timeout=20)
+        return await (await task.submit(n)).result(timeout=60)
 
     @app.websocket("/double")
     async def socket(socket: WebSocket, found: fastapi.FabricDependency) -> None:

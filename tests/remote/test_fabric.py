@@ -2,6 +2,8 @@
 
 import asyncio
 import sqlite3
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -54,7 +56,7 @@ async def test_a_blocked_event_loop_keeps_its_leases(tmp_path: Path) -> None:
             run = await blocks.submit()
             worker = await fabric.worker(WorkerOptions(ttl=Millis(500)))
             running = asyncio.create_task(worker.run())
-            assert await run.result(20) == "done"
+            assert await run.result(60) == "done"
             assert (await run.describe()).epoch == 1
             worker.stop()
             await running
@@ -84,7 +86,7 @@ async def test_a_worker_survives_its_server(tmp_path: Path) -> None:
         go_on.set()
         await asyncio.sleep(0.1)
         proxy.app = EngineApp(engine)  # another process: it has not handed out the claim
-        assert await run.result(20) == 8
+        assert await run.result(60) == 8
         worker.stop()
         await running
     await engine.close()
@@ -163,6 +165,11 @@ async def test_the_text_of_a_uuid_is_one_through_a_server_as_well(
     assert isinstance(await remote.flows.create("build", id=str(UUID(int=7))), AlreadySatisfied)
 
 
+def test_a_program_without_a_server_does_not_import_its_client() -> None:
+    code = "import flowfabric, sys; sys.exit('aiohttp' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 async def test_a_worker_leaves_webhooks_to_its_server(fabric: Fabric) -> None:
     with pytest.raises(Invalid, match="webhooks are delivered by the server"):
         await fabric.worker(WorkerOptions(webhooks=True))
@@ -190,7 +197,7 @@ async def test_a_tenant_works_in_its_namespace(
         worker = await fabric.worker(WorkerOptions(namespace="ours"))
         # `run_until_idle` settles the whole engine, which is not a tenant's to ask for.
         running = asyncio.create_task(worker.run())
-        assert await run.result(10) == 6
+        assert await run.result(60) == 6
         worker.stop()
         await running
         with pytest.raises(Forbidden):

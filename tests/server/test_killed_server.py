@@ -29,8 +29,9 @@ class Place:
     """Where the server is, and what it has acknowledged. Every request is sent until it is
     answered: the same one, to whichever server there is."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, http: httpx.Client) -> None:
         self.url = url
+        self.http = http
         self.submitted: list[str] = []
         self.completed: dict[str, str] = {}
         self.claims: Counter[str] = Counter()
@@ -41,7 +42,7 @@ class Place:
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         while not self.over.is_set():
             try:
-                reply = httpx.post(self.url + path, json=body, timeout=20)
+                reply = self.http.post(self.url + path, json=body)
             except httpx.HTTPError:
                 self.unanswered += 1
                 time.sleep(SOON)
@@ -79,8 +80,8 @@ class Place:
 def test_submitters_and_workers_go_on_with_the_next_server(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path / 'work.db'}"
     first = ServerProcess("--store", store)
-    place = Place(first.url)
-    with ThreadPoolExecutor(WORKERS + 2) as pool:
+    with httpx.Client(timeout=20) as http, ThreadPoolExecutor(WORKERS + 2) as pool:
+        place = Place(first.url, http)
         work = [pool.submit(place.work, f"w{number}") for number in range(WORKERS)]
         work += [pool.submit(place.submit, number) for number in range(RUNS)]
         place.enough.wait(60)
@@ -89,11 +90,11 @@ def test_submitters_and_workers_go_on_with_the_next_server(tmp_path: Path) -> No
         second = ServerProcess("--store", store)
         try:
             for id, result in acknowledged.items():
-                assert httpx.get(f"{second.url}/v1/executions/{id}/result").json() == result
+                assert http.get(f"{second.url}/v1/executions/{id}/result").json() == result
             place.url = second.url
             for each in work:
                 each.result(60)
-            counts = httpx.get(f"{second.url}/v1/counts").json()["by_state"]
+            counts = http.get(f"{second.url}/v1/counts").json()["by_state"]
         finally:
             place.over.set()
             second.kill()
@@ -135,7 +136,7 @@ async def test_a_python_worker_goes_on_with_the_next_server(tmp_path: Path) -> N
             return await ctx.step(_double, number)
 
         runs = [await job.submit(number) for number in range(2 * KILLED_AFTER)]
-        worker = await fabric.worker(WorkerOptions(concurrency=2 * KILLED_AFTER, ttl=LEASE))
+        worker = await fabric.worker(WorkerOptions(concurrency=2 * KILLED_AFTER, ttl="10m"))
         working = asyncio.create_task(worker.run())
         try:
             await asyncio.gather(*(run.result(60) for run in runs[:KILLED_AFTER]))

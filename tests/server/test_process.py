@@ -101,10 +101,10 @@ def test_two_processes_share_a_port(store: str) -> None:
         assert server.stop() == 0
 
 
-def _create(url: str, key: str) -> str | None:
+def _create(http: httpx.Client, url: str, key: str) -> str | None:
     """The id of an acknowledged create, None if the server was gone."""
     try:
-        reply = httpx.post(f"{url}/v1/executions", json={**EXECUTION, "idempotency_key": key})
+        reply = http.post(f"{url}/v1/executions", json={**EXECUTION, "idempotency_key": key})
     except httpx.HTTPError:
         return None
     found: str = next(iter(reply.json().values()))["execution_id"]
@@ -114,17 +114,17 @@ def _create(url: str, key: str) -> str | None:
 @pytest.mark.long
 def test_a_killed_server_loses_nothing_acknowledged(store: str) -> None:
     pool = concurrent.futures.ThreadPoolExecutor(8)
-    with server_process("--store", store) as server, pool:
+    with httpx.Client() as http, server_process("--store", store) as server, pool:
         url = server.url
-        sent = [pool.submit(_create, url, f"k{n}") for n in range(400)]
+        sent = [pool.submit(_create, http, url, f"k{n}") for n in range(400)]
         done, _ = concurrent.futures.wait(sent, return_when=concurrent.futures.FIRST_COMPLETED)
         next(iter(done)).result()
         server.kill()
         acknowledged = [id for each in sent if (id := each.result()) is not None]
     assert acknowledged
-    with server_process("--store", store) as server:
+    with httpx.Client() as http, server_process("--store", store) as server:
         for id in acknowledged:
-            assert httpx.get(f"{server.url}/v1/executions/{id}/state").json() == "waiting"
+            assert http.get(f"{server.url}/v1/executions/{id}/state").json() == "waiting"
 
 
 def test_one_command_is_a_whole_system(store: str, tmp_path: Path) -> None:

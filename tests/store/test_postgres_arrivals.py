@@ -224,7 +224,7 @@ async def test_a_waiting_worker_hears_of_it(
     running = asyncio.create_task(worker.run())
     try:
         first = await fabric.get_task("double").submit(1)
-        assert await first.result(20) == 2  # it works, and waits again
+        assert await first.result(60) == 2  # it works, and waits again
         await submit(psql, "{}", task="mark")
         await asyncio.wait_for(seen.wait(), 20)
     finally:

@@ -26,7 +26,7 @@ class Story(Struct, frozen=True):
 
 async def story_of(run: Run[Any], fabric: Fabric) -> Story:
     try:
-        told = repr(await run.result(30))
+        told = repr(await run.result(60))
     except RunError as error:
         told = f"{type(error).__name__}: {str(error).partition(run.id)[2]}"
     engine, about = await fabric.engine(), await run.describe()

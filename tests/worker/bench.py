@@ -118,8 +118,9 @@ ENDED = {"completed", "failed", "cancelled", "expired", "skipped"}
 
 @asynccontextmanager
 async def working(fabric: Fabric, **options: Any) -> AsyncIterator[Worker]:
-    """A worker in the background; leaving the block stops it at once."""
-    worker = await fabric.worker(WorkerOptions(**{"ttl": Millis(2_000), **options}))
+    """A worker in the background; leaving the block stops it at once. It keeps its leases on a busy
+    machine too; a test that is about them asks for brief ones."""
+    worker = await fabric.worker(WorkerOptions(**{"ttl": TTL, **options}))
     running = asyncio.create_task(worker.run())
     try:
         yield worker
@@ -129,7 +130,7 @@ async def working(fabric: Fabric, **options: Any) -> AsyncIterator[Worker]:
         await asyncio.wait_for(running, 20)
 
 
-async def until(true: Callable[[], Any], seconds: float = 10.0) -> None:
+async def until(true: Callable[[], Any], seconds: float = 60.0) -> None:
     """Waits until something is so; fails when it does not become so."""
     async with asyncio.timeout(seconds):
         while not true():  # noqa: ASYNC110 - anything may be waited for

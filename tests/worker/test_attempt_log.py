@@ -13,6 +13,8 @@ from flowfabric.core.execution.model import WorkerIdentity
 from tests.worker import handlers
 from tests.worker.bench import TTL, Bench, Wire, until, working
 
+pytestmark = pytest.mark.rules
+
 LOGGER = "flowfabric.worker"
 FIVE_MINUTES: Any = "5m"
 

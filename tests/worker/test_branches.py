@@ -86,7 +86,7 @@ async def test_a_failure_does_not_wait_for_what_waits(bench: Bench, log: Log, be
 
     run = await job.submit()
     await bench.work()
-    assert (await run.result(5), log) == ("broken", ["step"])
+    assert (await run.result(60), log) == ("broken", ["step"])
 
 
 async def test_a_branch_that_is_stopped_cleans_up_before_the_error_is_raised(
@@ -112,7 +112,7 @@ async def test_a_branch_that_is_stopped_cleans_up_before_the_error_is_raised(
 
     run = await job.submit()
     await bench.work()
-    assert (await run.result(5), log) == ("over", ["tidied", "raised"])
+    assert (await run.result(60), log) == ("over", ["tidied", "raised"])
 
 
 async def side_by_side_gather(ctx: Context, branches: list[Awaitable[Any]]) -> list[Any]:

@@ -153,9 +153,9 @@ async def test_live_workers_of_two_versions_finish_every_run(store_url: str) -> 
     async with Fabric(store_url) as one, Fabric(store_url) as two:
         job = one_version(one)
         other_version(two)
-        async with working(one, name="one"), working(two, name="two"):
+        async with working(one, name="one", ttl="3s"), working(two, name="two", ttl="3s"):
             runs = [await job.submit() for _ in range(10)]
-            found = await asyncio.gather(*(run.result(30) for run in runs))
+            found = await asyncio.gather(*(run.result(60) for run in runs))
     assert set(found) <= {"a", "b"}
 
 
@@ -179,7 +179,7 @@ async def test_a_worker_that_starts_releases_it(store_url: str) -> None:
             await one.signal(run.id, "go", None)
             await until_state(run, "waiting")
         async with working(one, name="one"):
-            assert await run.result(20) == "old"
+            assert await run.result(60) == "old"
 
 
 async def until_state(run: Run[Any], state: str) -> None:

@@ -336,4 +336,4 @@ async def test_a_node_of_a_flow_ends_with_the_transaction(bench: Bench, store_ur
         async with bench.fabric.flow(f"flow-{number}") as flow:
             flow.add(second, flow.add(first, number).output)
         await work(bench)
-        assert await flow.result(5) == 2 * (number + 1)
+        assert await flow.result(60) == 2 * (number + 1)

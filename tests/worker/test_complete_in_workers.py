@@ -39,7 +39,7 @@ async def test_a_caller_that_waits_for_the_result_gets_it_soon(
     may_go = asyncio.Event()
     async with working(fabric):
         run = await job.submit()
-        waiting = asyncio.create_task(run.result(20))
+        waiting = asyncio.create_task(run.result(60))
         engine = await fabric.engine()
         await until(lambda: run.id.uuid in engine._context.watcher.waiting)
         may_go.set()
@@ -60,7 +60,7 @@ async def test_a_worker_that_stops_leaves_a_completed_run_alone(
     async with working(fabric):
         run = await job.submit()
         await asyncio.wait_for(committed.wait(), 10)
-    assert await run.result(10) == "done"
+    assert await run.result(60) == "done"
     assert len(await run.attempts()) == 1
 
 

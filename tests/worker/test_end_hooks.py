@@ -12,6 +12,8 @@ from flowfabric import AttemptEnd, Context, Fabric, Fixed, Invalid, testing
 from tests.worker import handlers
 from tests.worker.bench import AGAIN, Bench, Log, Wire, until, working
 
+pytestmark = pytest.mark.rules
+
 
 async def test_success_and_failure_are_told_to_their_hook(bench: Bench, log: Log) -> None:
     async def well(end: AttemptEnd) -> None:

@@ -39,7 +39,7 @@ async def test_a_flow_runs_in_order_and_passes_typed_results(bench: Bench, tasks
     assert flow.created
     assert await states(flow) == {"rows": "waiting", "total": "waiting_children"}
     assert await work(bench) == 2
-    assert await flow.result(5) == 16
+    assert await flow.result(60) == 16
     assert await flow.state() is FlowState.COMPLETED
     assert await total.run.result() == 16
     assert await rows.run.result() == [Row(n, [str(n)]) for n in range(4)]
@@ -105,7 +105,7 @@ async def test_an_output_that_is_none_is_none(bench: Bench) -> None:
     async with bench.fabric.flow("nightly") as flow:
         flow.add(show, flow.add(nothing).output)
     await work(bench)
-    assert await flow.result(5) == [None]
+    assert await flow.result(60) == [None]
 
 
 async def test_an_output_of_the_wrong_type_fails_the_one_that_wanted_it(
@@ -115,7 +115,7 @@ async def test_an_output_of_the_wrong_type_fails_the_one_that_wanted_it(
         flow.add(tasks.plain, flow.add(tasks.one).output)  # type: ignore[arg-type, unused-ignore]
     await work(bench)
     with pytest.raises(FlowFailed) as failed:
-        await flow.result(5)
+        await flow.result(60)
     assert failed.value.members == ("plain",)
 
 
@@ -130,7 +130,7 @@ async def test_plain_functions_take_and_give_outputs(bench: Bench, tasks: Tasks)
             node = flow.add(tasks.plain, node.output)
         flow.add(counted, node.output)
     await work(bench)
-    assert await flow.result(5) == 10
+    assert await flow.result(60) == 10
 
 
 async def test_tasks_in_processes_take_and_give_outputs(fabric: Fabric) -> None:
@@ -139,7 +139,7 @@ async def test_tasks_in_processes_take_and_give_outputs(fabric: Fabric) -> None:
         one = flow.add(square, 3)
         flow.add(square, x=flow.add(square, one.output).output)
     async with working(fabric):
-        assert await flow.result(20) == 6561
+        assert await flow.result(60) == 6561
 
 
 async def test_a_task_with_steps_and_waits_may_be_a_node(bench: Bench, log: Log) -> None:
@@ -156,7 +156,7 @@ async def test_a_task_with_steps_and_waits_may_be_a_node(bench: Bench, log: Log)
     await work(bench)
     await bench.fabric.signal(flow.nodes["second"].run, "go", 2)
     await work(bench)
-    assert await flow.result(5) == "a 1 2"
+    assert await flow.result(60) == "a 1 2"
     assert log == ["a", "a 1"]
 
 
@@ -178,7 +178,7 @@ async def test_what_runs_after_a_failure(bench: Bench, tasks: Tasks, log: Log) -
         "never": "skipped",
     }
     with pytest.raises(RunSkipped):
-        await flow.nodes["never"].run.result(5)
+        await flow.nodes["never"].run.result(60)
 
 
 async def test_an_output_that_never_came_is_none_for_who_runs_anyway(
@@ -202,7 +202,7 @@ async def test_a_cleanup_that_was_not_needed_is_no_part_of_the_result(
         tidy = flow.add(tasks.plain, 8, after=last, on="failure", name="tidy")
         flow.add(tasks.plain, 9, after=tidy, name="report")
     await work(bench)
-    assert await flow.result(5) == 3
+    assert await flow.result(60) == 3
 
 
 async def test_several_last_nodes_beside_a_cleanup_are_a_dict(bench: Bench, tasks: Tasks) -> None:
@@ -211,7 +211,7 @@ async def test_several_last_nodes_beside_a_cleanup_are_a_dict(bench: Bench, task
         two = flow.add(tasks.plain, 2, name="two")
         flow.add(tasks.plain, 7, after=[one, two], on="failure", name="tidy")
     await work(bench)
-    assert await flow.result(5) == {"one": 2, "two": 3}
+    assert await flow.result(60) == {"one": 2, "two": 3}
 
 
 @pytest.mark.parametrize("rest", list(Rest))
@@ -228,13 +228,13 @@ async def test_the_loser_of_a_race_is_none(
     await work(bench)
     assert log == ["fast", ["fast", None]]
     if rest is Rest.CANCEL:
-        assert await flow.result(5) == ["fast", None]
+        assert await flow.result(60) == ["fast", None]
         assert (await states(flow))["stuck"] == "cancelled"
     else:
         assert await flow.state() is FlowState.RUNNING
         await bench.fabric.signal(slow.run, "never", "late")
         await work(bench)
-        assert await flow.result(5) == ["fast", None]
+        assert await flow.result(60) == ["fast", None]
 
 
 async def test_a_quorum(bench: Bench, tasks: Tasks) -> None:
@@ -257,7 +257,7 @@ async def test_several_last_nodes_give_a_dict(bench: Bench, tasks: Tasks) -> Non
         flow.add(tasks.show, root.output, name="left")
         flow.add(tasks.show, [root.output], name="right")
     await work(bench)
-    assert await flow.result(5) == {"left": "root", "right": ["root"]}
+    assert await flow.result(60) == {"left": "root", "right": ["root"]}
 
 
 async def test_runs_that_did_not_succeed_are_named(bench: Bench, tasks: Tasks) -> None:
@@ -274,7 +274,7 @@ async def test_runs_that_did_not_succeed_are_named(bench: Bench, tasks: Tasks) -
         flow.add(tasks.one, after=racers, join=AnyOf(), name="winner")
     await work(bench)
     with pytest.raises(FlowFailed) as failed:
-        await flow.result(5)
+        await flow.result(60)
     assert sorted(failed.value.members) == ["bad", "worse"]
     assert str(flow.id) in str(failed.value)
     assert await flow.state() is FlowState.FAILED
@@ -294,7 +294,7 @@ async def test_a_worker_in_the_background_needs_no_sweep(fabric: Fabric, log: Lo
         async with fabric.flow("wide") as flow:
             parts = [flow.add(tasks.plain, n) for n in range(20)]
             flow.add(tasks.show, [part.output for part in parts])
-        assert await flow.result(20) == list(range(1, 21))
+        assert await flow.result(60) == list(range(1, 21))
 
 
 def test_a_script_without_a_loop(store_url: str, tmp_path: Any) -> None:

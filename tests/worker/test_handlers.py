@@ -22,12 +22,14 @@ from flowfabric import (
 from tests.worker import handlers
 from tests.worker.bench import Bench, Log, Wire, until, working
 
+pytestmark = pytest.mark.rules
+
 SOON: dict[str, Any] = {"retries": 1, "backoff": Fixed(delay=0)}
 
 
 async def failure(bench: Bench, run: Any) -> RunFailed:
     with pytest.raises(RunFailed) as caught:
-        await run.result(5)
+        await run.result(60)
     return caught.value
 
 
@@ -69,7 +71,7 @@ async def test_a_plain_function_that_gives_something_to_await(bench: Bench) -> N
 async def test_processes_are_used_again_and_gone_when_the_worker_is(fabric: Fabric) -> None:
     whoami = fabric.task(process=True)(handlers.whoami)
     async with working(fabric, processes=1):
-        pids = {await (await whoami.submit()).result(20) for _ in range(3)}
+        pids = {await (await whoami.submit()).result(60) for _ in range(3)}
         assert len(pids) == 1
     await until(lambda: not handlers.alive(pids.copy().pop()))
 
@@ -316,10 +318,10 @@ async def test_a_coroutine_that_takes_too_long_is_stopped(fabric: Fabric, retrie
     async with working(fabric):
         run = await job.submit()
         if retries:
-            assert await run.result(10) == "second"
+            assert await run.result(60) == "second"
         else:
             with pytest.raises(RunExpired, match="attempt_timeout"):
-                await run.result(10)
+                await run.result(60)
     assert stopped == ["stopped"]
 
 
@@ -327,13 +329,13 @@ async def test_a_process_that_takes_too_long_is_killed(fabric: Fabric, tmp_path:
     nap = fabric.task(process=True, timeout="3s")(handlers.nap)
     square = fabric.task(process=True)(handlers.square)
     async with working(fabric, processes=1, ttl=30_000):
-        await (await square.submit(1)).result(20)  # the process is there, so starting costs nothing
+        await (await square.submit(1)).result(60)  # the process is there, so starting costs nothing
         run = await nap.submit(str(tmp_path / "pid"))
         await until(lambda: (tmp_path / "pid").exists())
         with pytest.raises(RunExpired):
-            await run.result(10)
+            await run.result(60)
         await until(lambda: not handlers.alive(int((tmp_path / "pid").read_text())))
-        assert await (await square.submit(2)).result(20) == 4
+        assert await (await square.submit(2)).result(60) == 4
 
 
 async def test_a_plain_function_that_takes_too_long_keeps_its_slot_until_it_ends(
@@ -357,14 +359,14 @@ async def test_a_plain_function_that_takes_too_long_keeps_its_slot_until_it_ends
     async with working(fabric, concurrency=1) as worker:
         run = await stubborn.submit()
         with pytest.raises(RunExpired):
-            await run.result(10)
+            await run.result(60)
         await until(lambda: not worker.active)
         waiting = await quick.submit()
         with pytest.raises(TimeoutError):
             await waiting.result(0.3)
         assert "its thread still runs" in caplog.text
         release.set()
-        assert await waiting.result(10) == "done"
+        assert await waiting.result(60) == "done"
     assert log == ["Unwind"]
 
 
@@ -381,7 +383,7 @@ async def test_a_plain_function_can_ask_whether_it_should_stop(fabric: Fabric, l
     async with working(fabric):
         run = await polite.submit()
         with pytest.raises(RunExpired):
-            await run.result(10)
+            await run.result(60)
         await until(lambda: log == ["stopped"])
 
 

@@ -55,7 +55,7 @@ async def test_a_worker_without_leases_has_no_connection_for_its_heartbeat(
             await started.wait()
             await until(lambda: worker._heartbeat and worker._heartbeat._store)
             gate.set()
-            await run.result(30)
+            await run.result(60)
             await until(lambda: worker._heartbeat and worker._heartbeat._resting)
 
 

@@ -130,4 +130,4 @@ async def test_a_handler_is_told_as_well(bench: Bench, number: float) -> None:
         run = await task.submit()
         await bench.work()
         with pytest.raises(RunFailed):
-            await run.result(timeout=5)
+            await run.result(timeout=60)

@@ -36,7 +36,7 @@ APP = """
 
     async def main() -> None:
         async with fabric:
-            await fabric.run_worker(WorkerOptions(ttl=1))
+            await fabric.run_worker(WorkerOptions(ttl=2))
 
     asyncio.run(main())
 """

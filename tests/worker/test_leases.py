@@ -19,17 +19,17 @@ from tests.worker.bench import Log, Wire, until, working
 async def test_a_handler_that_takes_longer_than_its_lease_keeps_it(fabric: Fabric) -> None:
     @fabric.task()
     async def job() -> str:
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(2.5)
         return "done"
 
     @fabric.task()
     def plain() -> str:
-        time.sleep(1.2)
+        time.sleep(2.5)
         return "done"
 
-    async with working(fabric, ttl=Millis(500)):
+    async with working(fabric, ttl=Millis(2_000)):
         runs = [await job.submit(), await plain.submit()]
-        assert [await run.result(10) for run in runs] == ["done", "done"]
+        assert [await run.result(60) for run in runs] == ["done", "done"]
     for run in runs:
         assert (await run.describe()).epoch == 1
 
@@ -63,11 +63,11 @@ async def test_a_handler_whose_lease_was_revoked_is_stopped_and_counts_no_more(
         }
 
     engine = await fabric.engine()
-    async with working(fabric, ttl=Millis(1_000)):
+    async with working(fabric):
         run = await job.submit()
         await begun.wait()
         await engine.claims.revoke(run.id, reason="by hand")
-        assert await run.result(10) == "second"
+        assert await run.result(60) == "second"
         await until(lambda: len(log) == 6)
     assert [word for word in log if "begun" not in word] == ["stopped", "step", "sleep", "submit"]
     assert (await engine.views.counts()).by_state["completed"] == 1
@@ -76,9 +76,9 @@ async def test_a_handler_whose_lease_was_revoked_is_stopped_and_counts_no_more(
 async def test_a_revoked_lease_stops_a_process(fabric: Fabric, tmp_path: Path) -> None:
     nap = fabric.task(process=True)(handlers.nap)
     engine = await fabric.engine()
-    async with working(fabric, processes=1, ttl=Millis(1_500)) as worker:
+    async with working(fabric, processes=1) as worker:
         run = await nap.submit(str(tmp_path / "pid"))
-        await until((tmp_path / "pid").exists, 20)
+        await until((tmp_path / "pid").exists)
         await run.cancel()
         await until(lambda: not worker.active)
         await until(lambda: not handlers.alive(int((tmp_path / "pid").read_text())))
@@ -99,7 +99,7 @@ async def test_cancelling_a_run_stops_its_handler_long_before_the_lease_ends(
         run = await job.submit()
         await until(lambda: worker.active)
         await run.cancel("enough")
-        await until(lambda: log == ["stopped"], 5)
+        await until(lambda: log == ["stopped"])
         await until(lambda: not worker.active)
         with pytest.raises(RunCancelled, match="enough"):
             await run.result()
@@ -120,11 +120,11 @@ async def test_a_worker_that_claims_again_what_it_lost_runs_both_apart(
         return "stale"
 
     engine = await fabric.engine()
-    async with working(fabric, ttl=Millis(1_000)):
+    async with working(fabric):
         run = await job.submit()
         await until(stopping.is_set)
         await engine.claims.revoke(run.id, reason="by hand")
-        assert await run.result(10) == "attempt 2"
+        assert await run.result(60) == "attempt 2"
         go_on.set()
     assert [event.kind.name for event in await run.events()] == [
         "CLAIMED",
@@ -134,7 +134,7 @@ async def test_a_worker_that_claims_again_what_it_lost_runs_both_apart(
     ]
 
 
-@pytest.mark.parametrize("ttl", [600, 2_000, 30_000])
+@pytest.mark.parametrize("ttl", [1_500, 4_000, 30_000])
 async def test_a_worker_that_claims_again_what_it_lost_stops_the_old_handler(
     fabric: Fabric, log: Log, ttl: int
 ) -> None:
@@ -157,9 +157,9 @@ async def test_a_worker_that_claims_again_what_it_lost_stops_the_old_handler(
         run = await job.submit()
         await begun.wait()
         await engine.claims.revoke(run.id, reason="by hand")
-        await until(lambda: {"stopped 1", "begun 2"} <= set(log), 5)
+        await until(lambda: {"stopped 1", "begun 2"} <= set(log))
         go_on.set()
-        assert await run.result(10) == "attempt 2"
+        assert await run.result(60) == "attempt 2"
     assert "stopped 2" not in log
 
 
@@ -180,12 +180,12 @@ async def test_without_a_store_a_worker_stops_its_handlers_before_the_lease_ends
             moments["stopped"] = time.monotonic()
         return "first"
 
-    async with working(fabric, ttl=Millis(1_500)):
+    async with working(fabric, ttl=Millis(3_000)):
         run = await job.submit()
         await until(lambda: "stopped" in moments)
         wire.cut = False
-        assert await run.result(15) == "second"
-    assert moments["stopped"] - moments["cut"] < 1.5
+        assert await run.result(60) == "second"
+    assert moments["stopped"] - moments["cut"] < 3.0
 
 
 async def test_a_renewal_that_hangs_does_not_hide_that_leases_run_out(
@@ -209,7 +209,7 @@ async def test_a_renewal_that_hangs_does_not_hide_that_leases_run_out(
         assert worker._heartbeat is not None
         monkeypatch.setattr(worker._heartbeat, "_renew", hang)
         run = await job.submit()
-        await until(lambda: log == ["stopped"], 5)
+        await until(lambda: log == ["stopped"])
         monkeypatch.undo()
         assert await run.state() is not PublicState.COMPLETED
 
@@ -217,25 +217,29 @@ async def test_a_renewal_that_hangs_does_not_hide_that_leases_run_out(
 async def test_a_heartbeat_that_stumbles_goes_on(
     fabric: Fabric, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    renewed = asyncio.Event()
+
     @fabric.task()
     async def job() -> str:
-        await asyncio.sleep(1.5)
+        await renewed.wait()
         return "done"
 
-    async with working(fabric, ttl=Millis(900)) as worker:
+    async with working(fabric, ttl=Millis(3_000)) as worker:
         await until(lambda: worker._heartbeat)
         assert worker._heartbeat is not None
         renew, failed = worker._heartbeat._renew, list[int]()
+        loop = asyncio.get_running_loop()
 
         async def stumble(store: Any) -> None:
             if not failed:
                 failed.append(1)
                 raise ZeroDivisionError
             await renew(store)
+            loop.call_soon_threadsafe(renewed.set)
 
         monkeypatch.setattr(worker._heartbeat, "_renew", stumble)
         run = await job.submit()
-        assert await run.result(10) == "done"
+        assert await run.result(60) == "done"
     assert (await run.describe()).epoch == 1
     assert "the heartbeat failed; retrying" in caplog.text
 
@@ -255,7 +259,7 @@ async def test_a_lease_that_ended_with_its_run_is_not_called_lost(
     async def slow(*args: Any, **kwargs: Any) -> Any:
         answer = await report(*args, **kwargs)
         before = wire.made["renew"]
-        await until(lambda: wire.made["renew"] > before + 2)
+        await until(lambda: wire.made["renew"] > before + 1)
         return answer
 
     monkeypatch.setattr(engine.attempts, ending, slow)
@@ -270,7 +274,7 @@ async def test_a_lease_that_ended_with_its_run_is_not_called_lost(
     async def beside() -> None:
         await asyncio.sleep(30)
 
-    async with working(fabric, ttl=Millis(600)) as worker:
+    async with working(fabric, ttl=Millis(4_500)) as worker:
         await beside.submit()  # so that there is something to renew
         run = await job.submit()
         await until(lambda: len(worker.active) == 2)
@@ -290,7 +294,7 @@ async def test_a_cancelled_run_is_no_reason_to_warn(
         await asyncio.sleep(30)
 
     caplog.set_level("INFO")
-    for ttl in (600, 30_000):
+    for ttl in (1_500, 30_000):
         async with working(fabric, ttl=Millis(ttl)) as worker:
             run = await job.submit()
             await until(lambda: worker.active)

@@ -22,6 +22,8 @@ from flowfabric import (
 )
 from tests.worker.bench import Bench, Log, until, working
 
+pytestmark = pytest.mark.rules
+
 
 async def test_it_spans_the_runs_of_a_worker(fabric: Fabric, log: Log) -> None:
     @fabric.lifespan
@@ -42,8 +44,8 @@ async def test_it_spans_the_runs_of_a_worker(fabric: Fabric, log: Log) -> None:
         return log.note(f"plain {ctx.lifespan['db']}")
 
     async with working(fabric, ttl="30s"):
-        assert await (await job.submit()).result(10) == "async pool"
-        assert await (await plain.submit()).result(10) == "plain pool"
+        assert await (await job.submit()).result(60) == "async pool"
+        assert await (await plain.submit()).result(60) == "plain pool"
     assert log == ["up", "async pool", "plain pool", "down"]
 
 
@@ -143,7 +145,7 @@ async def test_a_failing_shutdown_is_logged(
         return 1
 
     async with working(fabric):
-        assert await (await job.submit()).result(10) == 1
+        assert await (await job.submit()).result(60) == 1
     assert "the lifespan failed while the worker shut down" in caplog.text
     assert "cannot say goodbye" in caplog.text
 

@@ -46,7 +46,7 @@ async def runs_through(way: tuple[Proxy, str], trouble: Callable[[Proxy], None])
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(until(lambda: not worker.active), TTL * 1.5 / 1000)
             go_on.set()
-            assert await run.result(20) == "done"
+            assert await run.result(60) == "done"
         proxy.refuses = False
         assert (await run.describe()).epoch == 1
 
@@ -86,7 +86,7 @@ async def test_a_worker_has_at_most_three_connections(url: str) -> None:
 
         async with working(fabric, ttl=Millis(600)):
             runs = await job.submit_many([(number,) for number in range(60)])
-            await asyncio.gather(*(run.result(30) for run in runs))
+            await asyncio.gather(*(run.result(60) for run in runs))
             await until(lambda: len(seen) == 60)
             for _ in range(10):
                 seen.append(await watch())
@@ -106,7 +106,7 @@ async def test_a_lease_that_is_locked_elsewhere_costs_its_neighbours_nothing(url
             await go_on.wait()
             return "done"
 
-        async with working(fabric, ttl=Millis(1_500)) as worker:
+        async with working(fabric, ttl=TTL) as worker:
             runs = await job.submit_many([()] * 3)
             await until(lambda: len(worker.active) == 3)
             locked, *others = worker.active
@@ -115,10 +115,10 @@ async def test_a_lease_that_is_locked_elsewhere_costs_its_neighbours_nothing(url
                 await application.execute(lock, locked[0])
                 await until(lambda: locked not in worker.active)
                 with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(until(lambda: len(worker.active) < 2), 1.5)
+                    await asyncio.wait_for(until(lambda: len(worker.active) < 2), TTL / 1000)
                 assert set(others) <= set(worker.active)
             go_on.set()
-            assert [await run.result(20) for run in runs] == ["done"] * 3
+            assert [await run.result(60) for run in runs] == ["done"] * 3
     await application.close()
 
 
@@ -142,7 +142,7 @@ async def test_a_worker_at_rest_sends_one_statement_a_second(way: tuple[Proxy, s
             return "done"
 
         async with working(fabric, ttl=Millis(30_000)):
-            assert await (await job.submit()).result(20) == "done"
+            assert await (await job.submit()).result(60) == "done"
             await until_at_rest(proxy)
             before = proxy.statements
             await asyncio.sleep(12)

@@ -44,7 +44,7 @@ async def test_a_call_that_waits_and_the_one_that_goes_on_are_freed(
         (open_one,) = await fabric.waitpoints(run)
         token = await fabric.waitpoint_token(run)
         await fabric.signal(f"{run.id}/{open_one.id}", payload=7, token=token)
-        assert await run.result(10) == 7
+        assert await run.result(60) == 7
         await until(lambda: [each() for each in calls] == [None] * 8)
 
 
@@ -62,7 +62,7 @@ async def test_calls_that_return_are_freed(fabric: Fabric, calls: list["weakref.
 
     async with working(fabric):
         for task in (returns, plain):
-            await (await task.submit()).result(10)
+            await (await task.submit()).result(60)
         await until(lambda: [each() for each in calls] == [None] * 3)
 
 

@@ -161,6 +161,7 @@ async def test_an_address_for_prometheus(bench: Bench) -> None:
             await http.get(url)
 
 
+@pytest.mark.inside
 async def test_the_process_that_sweeps_shows_the_store(fabric: Fabric) -> None:
     engine = await fabric.engine()
     engine.sweep.start()
@@ -203,6 +204,7 @@ async def test_an_address_that_is_taken_is_refused() -> None:
                 pass
 
 
+@pytest.mark.inside
 async def test_an_asgi_application(bench: Bench) -> None:
     transport = httpx.ASGITransport(metrics.metrics_app(bench.fabric))
     async with httpx.AsyncClient(transport=transport, base_url="http://app") as http:

@@ -24,6 +24,8 @@ from flowfabric import (
 from tests.worker import handlers
 from tests.worker.bench import AGAIN, Bench, Log, until, working
 
+pytestmark = pytest.mark.rules
+
 span: contextvars.ContextVar[str] = contextvars.ContextVar("span", default="none")
 
 Register = Callable[[Fabric, str], None]
@@ -446,7 +448,7 @@ async def test_many_at_once_do_not_wait_for_each_other(fabric: Fabric, log: Log)
 
     async with working(fabric, ttl="30s", concurrency=30):
         runs = await job.submit_many([()] * 30)
-        await asyncio.gather(*(run.result(20) for run in runs))
+        await asyncio.gather(*(run.result(60) for run in runs))
 
 
 async def test_what_is_no_function_is_refused(bench: Bench) -> None:

@@ -184,7 +184,7 @@ async def test_who_waits_and_who_sends_have_one_limit_of_names(bench: Bench, let
     await bench.work()
     await bench.fabric.approve(run, longest)
     await bench.work()
-    assert await run.result(timeout=5) == [7, True, True]
+    assert await run.result(timeout=60) == [7, True, True]
 
 
 async def test_a_wait_without_a_timeout_has_that_of_the_policy(bench: Bench) -> None:

@@ -146,7 +146,7 @@ async def test_suspects_run_one_at_a_time_and_nothing_begins_beside_them(
     others = [await job.submit(f"other-{number}") for number in range(10)]
     async with working(fabric):
         for run in (*lost, *others):
-            await run.result(20)
+            await run.result(60)
     for name, seen in beside.items():
         if name.startswith("lost"):
             assert seen == set(), f"{name} began beside {seen}"
@@ -172,7 +172,7 @@ async def test_a_recorded_step_clears_a_suspect_and_lets_others_begin(fabric: Fa
     async with working(fabric):
         await until_probation(run)
         await other.submit()
-        assert await run.result(10) == "survived"
+        assert await run.result(60) == "survived"
     kinds = [event.kind for event in await run.events()]
     assert kinds[-4:] == [
         EventKind.RECLAIMED,
@@ -210,7 +210,7 @@ async def test_a_suspect_that_outlives_its_lost_attempt_is_cleared(
     async with working(fabric):
         await until_probation(run)
         await other.submit()
-        await run.result(10)
+        await run.result(60)
     cleared = [event for event in await run.events() if event.kind is EventKind.CLEARED]
     assert [event.reason for event in cleared] == ["it outlived the attempt that was lost"]
 
@@ -239,5 +239,5 @@ async def test_a_suspect_waits_for_what_runs_already(fabric: Fabric, quick: None
         await engine.lanes.resume("later")
         await until(lambda: worker._ward.closed)
         may_end.set()
-        await run.result(10)
+        await run.result(60)
     assert order == ["old begins", "old ends", "suspect begins"]

@@ -157,7 +157,7 @@ async def test_a_gather_wins_as_soon_as_all_of_it_is_there(bench: Bench) -> None
         await bench.work()
         await bench.fabric.signal(run, name, value)
     await bench.work()
-    assert await run.result(timeout=5) == ["all", [2, 0, [1, "4"]]]
+    assert await run.result(timeout=60) == ["all", [2, 0, [1, "4"]]]
 
 
 async def test_what_follows_a_gather_does_not_wait_for_a_sleep_beside_it(bench: Bench) -> None:
@@ -223,8 +223,8 @@ async def test_the_first_signal_wins_and_the_others_are_kept(bench: Bench) -> No
     await bench.fabric.signal(late, "a", 1)
     await bench.fabric.signal(late, "b", 2)
     await bench.work()
-    assert await early.result(timeout=5) == ["a", 1, 2]
-    assert await late.result(timeout=5) == ["a", 1, 2]
+    assert await early.result(timeout=60) == ["a", 1, 2]
+    assert await late.result(timeout=60) == ["a", 1, 2]
 
 
 async def test_beside_a_step_the_signals_of_losers_are_kept_as_well(bench: Bench) -> None:
@@ -246,7 +246,7 @@ async def test_beside_a_step_the_signals_of_losers_are_kept_as_well(bench: Bench
     for name, value in (("a", 1), ("a", 2), ("b", 3)):
         await bench.fabric.signal(run, name, value)
     await bench.work()
-    assert await run.result(timeout=5) == ["again", 1, 2, 3]
+    assert await run.result(timeout=60) == ["again", 1, 2, 3]
 
 
 async def test_an_approval_that_came_before_the_timer_wins(bench: Bench) -> None:
@@ -497,4 +497,4 @@ async def test_a_fork_keeps_the_winner(bench: Bench) -> None:
     await bench.work()
     fork = await run.fork(from_step="second")
     await bench.work()
-    assert await fork.result(timeout=5) == await run.result() == ["go", 3]
+    assert await fork.result(timeout=60) == await run.result() == ["go", 3]

@@ -36,7 +36,7 @@ async def test_a_worker_registers_and_signs_off() -> None:
         worker = await fabric.worker(WorkerOptions(name="ada", concurrency=3))
         working = asyncio.create_task(worker.run())
         run = await look.submit()
-        await run.result(10)
+        await run.result(60)
         worker.stop()
         await working
         assert seen == [("ada", ("look",), 3)]
@@ -69,7 +69,7 @@ async def test_a_live_worker_that_is_marked_dead_stops_what_it_lost_and_comes_ba
         old = await entry(engine, "ada-1")
         assert await engine.workers.mark_dead("ada-1", reason="", revoke=True) == Marked(1)
         await asyncio.wait_for(stopped.wait(), 10)
-        assert await run.result(10) == "done"
+        assert await run.result(60) == "done"
         assert (await entry(engine, "ada-1")).registered_at > old.registered_at
         worker.stop()
         await working

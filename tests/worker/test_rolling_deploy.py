@@ -134,7 +134,7 @@ async def test_what_the_new_code_has_begun_waits_out_a_rollback(
         for run in runs:
             await fabric.signal(run.id, "go")
         await fabric.signal(runs[0].id, "end")
-        assert await runs[0].result(30) == [0, 1, 2]
+        assert await runs[0].result(60) == [0, 1, 2]
         await until(runs[1:], "suspended")
     with deploys.worker("old", OLD):
         for run in runs[1:]:

@@ -184,7 +184,7 @@ async def test_a_task_in_a_thread_may_submit_and_wait(fabric: Fabric) -> None:
 
     async with working(fabric):
         run = await parent.submit()
-        assert await run.result(10) == "from a thread"
+        assert await run.result(60) == "from a thread"
 
 
 # -- the type checker

@@ -208,4 +208,4 @@ async def test_a_worker_fires_it(fabric: Fabric) -> None:
             if event.completion is not None:
                 break
         run = await fabric.run(str(event.id))
-    assert await run.result(10) == "1"
+    assert await run.result(60) == "1"

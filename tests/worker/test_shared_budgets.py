@@ -24,7 +24,7 @@ async def test_what_a_run_starts_spends_of_its_budgets(bench: Bench) -> None:
         await fabric.budget(name, tokens=100)
     run = await root.submit()
     await work(bench)
-    assert await run.result(5) == 6
+    assert await run.result(60) == 6
     assert (await fabric.budget_status("team")).used == {"tokens": 18}
     assert (await fabric.budget_status("own")).used == {"tokens": 7}
 
@@ -43,5 +43,5 @@ async def test_the_nodes_of_a_flow_spend_of_its_budgets(bench: Bench) -> None:
         first = flow.add(leaf, 4)
         flow.add(leaf, 6, after=first, name="second")
     await work(bench)
-    assert await flow.result(5) == 6
+    assert await flow.result(60) == 6
     assert (await fabric.budget_status("nightly")).used == {"tokens": 10}

@@ -336,7 +336,7 @@ async def test_a_worker_that_stops_in_a_short_pause_forgets_no_try(
                 await asyncio.sleep(0.01)
     assert flaky.calls == 1
     async with working(fabric):
-        assert await run.result(20) == "answer 2"
+        assert await run.result(60) == "answer 2"
     (view,) = await engine.views.steps(run.id)
     assert (view.tries, flaky.calls) == (2, 2)
 
@@ -459,7 +459,7 @@ async def test_a_try_comes_at_its_time_also_while_something_else_is_under_way(
 
     run = await job.submit()
     async with working(fabric):
-        assert await run.result(20) == ["answer 3", "slow"]
+        assert await run.result(60) == ["answer 3", "slow"]
     kinds = [event.kind.name for event in await run.events()]
     assert kinds == ["CLAIMED", "COMPLETED"], "the lease was kept"
 

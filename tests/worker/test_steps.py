@@ -316,7 +316,7 @@ async def test_children_are_submitted_once(bench: Bench) -> None:
 
     run = await parent.submit()
     worker = asyncio.create_task(bench.work())
-    assert await run.result(10) == 30
+    assert await run.result(60) == 30
     await worker
     counts = (await bench.engine.views.counts()).by_state
     assert (counts["completed"], counts["delayed"]) == (4, 1)

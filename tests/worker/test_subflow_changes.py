@@ -75,7 +75,7 @@ async def test_a_dict_in_another_order_is_the_same_item(bench: Bench, tasks: Tas
 
     run = await job.submit()
     await work(bench)
-    assert (await run.result(5), given) == ([{"a": 1, "b": 2}], [])
+    assert (await run.result(60), given) == ([{"a": 1, "b": 2}], [])
 
 
 Change = Callable[[Any, Tasks, bool], None]
@@ -142,7 +142,7 @@ async def test_other_options_are_no_other_flow(bench: Bench, tasks: Tasks) -> No
 
     run = await job.submit()
     await work(bench)
-    assert (await run.result(5), len(again)) == ([2], 2)
+    assert (await run.result(60), len(again)) == ([2], 2)
 
 
 async def test_results_of_other_nodes_are_refused(bench: Bench, tasks: Tasks) -> None:
@@ -202,7 +202,7 @@ async def test_a_retry_of_the_run_runs_failed_items_again(bench: Bench, log: Log
 
     run = await job.submit()
     await work(bench)
-    assert await run.result(5) == [0, 1, 2, 3]
+    assert await run.result(60) == [0, 1, 2, 3]
     assert sorted(log) == [0, 1, 1, 2, 3, 3]
     assert (await run.describe()).attempts_made == 2
     assert len(await flows(bench)) == 1
@@ -221,7 +221,7 @@ async def test_every_retry_runs_them_once_more(bench: Bench, log: Log) -> None:
     run = await job.submit()
     await work(bench)
     with pytest.raises(RunFailed, match="0 did not succeed"):
-        await run.result(5)
+        await run.result(60)
     assert log == [7] * 4
 
 
@@ -242,7 +242,7 @@ async def test_a_flow_of_a_run_is_mended_by_a_retry_with_what_was_skipped(
 
     run = await job.submit()
     await work(bench)
-    assert await run.result(5) == 2
+    assert await run.result(60) == 2
 
 
 async def test_a_replay_of_the_run_runs_failed_items_again(bench: Bench, log: Log) -> None:
@@ -261,7 +261,7 @@ async def test_a_replay_of_the_run_runs_failed_items_again(bench: Bench, log: Lo
     assert await run.state() is PublicState.FAILED
     await bench.engine.executions.replay(run.id)
     await work(bench)
-    assert (await run.result(5), sorted(log)) == ([1, 2], [1, 1, 2, 2])
+    assert (await run.result(60), sorted(log)) == ([1, 2], [1, 1, 2, 2])
 
 
 async def test_a_failure_the_handler_went_on_after_stays(bench: Bench, log: Log) -> None:
@@ -287,7 +287,7 @@ async def test_a_failure_the_handler_went_on_after_stays(bench: Bench, log: Log)
     await work(bench)
     await bench.pass_time(60_000)
     await work(bench)
-    assert await run.result(5) == "undone"
+    assert await run.result(60) == "undone"
     assert log == ["part", "undo ('0',)"]
 
 
@@ -318,7 +318,7 @@ async def test_a_handler_that_saw_the_failure_sees_it_again_in_the_same_attempt(
     await work(bench)
     await bench.fabric.signal(run, "go")
     await work(bench)
-    assert await run.result(5) == "failed"
+    assert await run.result(60) == "failed"
 
 
 async def test_a_cancelled_flow_is_not_run_again(bench: Bench, tasks: Tasks) -> None:
@@ -332,7 +332,7 @@ async def test_a_cancelled_flow_is_not_run_again(bench: Bench, tasks: Tasks) -> 
     await bench.engine.flows.cancel(flow.id, reason="enough")
     await work(bench)
     with pytest.raises(RunFailed, match="enough"):
-        await run.result(5)
+        await run.result(60)
 
 
 async def test_a_retry_beside_another_map_waits_for_both(bench: Bench, log: Log) -> None:
@@ -358,4 +358,4 @@ async def test_a_retry_beside_another_map_waits_for_both(bench: Bench, log: Log)
     assert await run.state() is PublicState.SUSPENDED
     await bench.pass_time(3_600_000)
     await work(bench)
-    assert (await run.result(5), sorted(log)) == ([[1, 2], [3]], [1, 1, 2, 3])
+    assert (await run.result(60), sorted(log)) == ([[1, 2], [3]], [1, 1, 2, 3])

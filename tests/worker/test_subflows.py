@@ -34,7 +34,7 @@ async def test_a_map_gives_results_in_the_order_of_its_items(bench: Bench, tasks
 
     run = await job.submit([5, 3, 9])
     await work(bench)
-    assert await run.result(5) == [6, 4, 10]
+    assert await run.result(60) == [6, 4, 10]
     assert (await run.describe()).attempts_made == 1
     (flow,) = await flows(bench)
     assert (flow.kind, flow.state, flow.nodes) == ("map:plain", FlowState.COMPLETED, 3)
@@ -55,7 +55,7 @@ async def test_the_slot_is_free_while_the_items_run(fabric: Fabric) -> None:
 
     run = await outer.submit()
     async with working(fabric, concurrency=1):
-        assert await run.result(20) == [4, 6]
+        assert await run.result(60) == [4, 6]
 
 
 async def test_a_waiting_parent_is_suspended(bench: Bench, tasks: Tasks) -> None:
@@ -68,7 +68,7 @@ async def test_a_waiting_parent_is_suspended(bench: Bench, tasks: Tasks) -> None
     assert await run.state() is PublicState.SUSPENDED
     await bench.pass_time(3_600_000)
     await work(bench)
-    assert await run.result(5) == [2]
+    assert await run.result(60) == [2]
 
 
 async def test_a_wide_map(bench: Bench, tasks: Tasks) -> None:
@@ -78,7 +78,7 @@ async def test_a_wide_map(bench: Bench, tasks: Tasks) -> None:
 
     run = await job.submit()
     await work(bench)
-    assert await run.result(10) == sum(range(1, 201))
+    assert await run.result(60) == sum(range(1, 201))
     (flow,) = await flows(bench)
     assert (flow.nodes, flow.ended) == (200, {"success": 200})
 
@@ -91,7 +91,7 @@ async def test_an_empty_map_is_empty_and_makes_no_flow(bench: Bench, tasks: Task
 
     run = await job.submit()
     await work(bench)
-    assert await run.result(5) == [[], [2]]
+    assert await run.result(60) == [[], [2]]
     assert len(await flows(bench)) == 1
 
 
@@ -109,7 +109,7 @@ async def test_items_are_arguments(bench: Bench) -> None:
     run = await job.submit()
     await work(bench)
     found = ["a", "b!", "{'id': 1}", "{'value': 2}", "[3]", "None", "{}"]
-    assert await run.result(5) == found
+    assert await run.result(60) == found
 
 
 async def test_the_result_of_a_flow_of_a_run_ignores_what_was_skipped(
@@ -129,7 +129,7 @@ async def test_the_result_of_a_flow_of_a_run_ignores_what_was_skipped(
 
     run = await job.submit()
     await work(bench)
-    assert await run.result(5) == 2
+    assert await run.result(60) == 2
 
 
 async def test_an_item_that_does_not_fit_fails_the_run_and_creates_nothing(
@@ -142,7 +142,7 @@ async def test_an_item_that_does_not_fit_fails_the_run_and_creates_nothing(
     run = await job.submit()
     await work(bench)
     with pytest.raises(RunFailed, match="plain"):
-        await run.result(5)
+        await run.result(60)
     assert await flows(bench) == []
 
 
@@ -163,7 +163,7 @@ async def test_a_failing_item_fails_the_map_and_is_named(bench: Bench, log: Log)
 
     run = await job.submit()
     await work(bench)
-    assert await run.result(5) == ["1", "3"]
+    assert await run.result(60) == ["1", "3"]
     assert sorted(log) == [0, 2], "the others were done all the same"
 
 
@@ -181,7 +181,7 @@ async def test_two_maps_side_by_side(bench: Bench, tasks: Tasks) -> None:
 
     run = await job.submit()
     await work(bench)
-    assert await run.result(5) == [[2], [3, 4], 25, 45]
+    assert await run.result(60) == [[2], [3, 4], 25, 45]
     assert len(await flows(bench)) == 6
 
 
@@ -199,7 +199,7 @@ async def test_a_map_beside_steps_and_waits(bench: Bench, tasks: Tasks, log: Log
     assert await run.state() is PublicState.SUSPENDED
     await bench.fabric.signal(run, "go", "now")
     await work(bench)
-    assert await run.result(5) == [[2, 3], "now", "s"]
+    assert await run.result(60) == [[2, 3], "now", "s"]
     assert log == ["s"]
 
 
@@ -214,7 +214,7 @@ async def test_maps_inside_maps(bench: Bench, tasks: Tasks) -> None:
 
     run = await outer.submit()
     await work(bench)
-    assert await run.result(5) == [1, 3, 6]
+    assert await run.result(60) == [1, 3, 6]
     assert await members(bench) == 9
 
 
@@ -232,7 +232,7 @@ async def test_a_flow_of_a_run(bench: Bench, tasks: Tasks) -> None:
     run = await job.submit(3)
     await work(bench)
     rows = [{"id": n, "tags": [str(n)]} for n in range(3)]
-    assert await run.result(5) == [3, [rows], 3]
+    assert await run.result(60) == [3, [rows], 3]
     (flow,) = await flows(bench)
     assert (flow.kind, flow.parent.execution) == ("parts", run.id.tagged)
 
@@ -249,7 +249,7 @@ async def test_flows_of_one_name_are_told_apart(bench: Bench, tasks: Tasks) -> N
 
     runs = [await job.submit() for _ in range(2)]
     await work(bench)
-    assert [await run.result(5) for run in runs] == [["a", "b", "c"]] * 2
+    assert [await run.result(60) for run in runs] == [["a", "b", "c"]] * 2
     assert len(await flows(bench)) == 6
 
 
@@ -268,7 +268,7 @@ async def test_a_flow_may_end_before_a_caller_waits_for_it(
     assert log == ["part"]
     await bench.fabric.signal(run, "go")
     await work(bench)
-    assert await run.result(5) == "part"
+    assert await run.result(60) == "part"
     assert log == ["part"]
 
 
@@ -281,7 +281,7 @@ async def test_a_flow_that_is_not_waited_for_goes_on(bench: Bench, tasks: Tasks,
 
     run = await job.submit()
     await work(bench)
-    assert (await run.result(5), log) == ("done", ["aside"])
+    assert (await run.result(60), log) == ("done", ["aside"])
     (flow,) = await flows(bench)
     assert flow.state is FlowState.COMPLETED
 
@@ -301,7 +301,7 @@ async def test_a_run_waits_no_longer_than_it_wants(bench: Bench, tasks: Tasks) -
     await work(bench)
     await bench.pass_time(3_600_000)
     await work(bench)
-    assert await run.result(5) == "gave up"
+    assert await run.result(60) == "gave up"
     (flow,) = await flows(bench)
     assert flow.state is FlowState.RUNNING
 
@@ -325,7 +325,7 @@ async def test_a_run_that_asks_again_after_a_timeout_waits_again(
         await work(bench)
         await bench.pass_time(600_000)
     await work(bench)
-    assert await run.result(5) == [2, "late", "late"]
+    assert await run.result(60) == [2, "late", "late"]
 
 
 async def test_a_flow_that_cannot_run_fails_the_run(bench: Bench, tasks: Tasks) -> None:
@@ -338,7 +338,7 @@ async def test_a_flow_that_cannot_run_fails_the_run(bench: Bench, tasks: Tasks) 
     run = await job.submit()
     await work(bench)
     with pytest.raises(RunFailed, match="at least one"):
-        await run.result(5)
+        await run.result(60)
 
 
 async def test_a_plain_function_fans_out_too(bench: Bench, tasks: Tasks) -> None:
@@ -352,5 +352,5 @@ async def test_a_plain_function_fans_out_too(bench: Bench, tasks: Tasks) -> None
 
     run = await job.submit(3)
     await work(bench)
-    assert await run.result(5) == [[1, 2, 3], 9, []]
+    assert await run.result(60) == [[1, 2, 3], 9, []]
     assert (await run.describe()).attempts_made == 1

@@ -35,7 +35,7 @@ async def test_a_rerun_declares_nothing_twice(bench: Bench, tasks: Tasks, log: L
 
     run = await job.submit()
     await work(bench)
-    assert await run.result(5) == ["a", "b"]
+    assert await run.result(60) == ["a", "b"]
     assert (sorted(log), await members(bench)) == (["a", "b"], 2)
     assert (await run.describe()).attempts_made == 3
 
@@ -59,7 +59,7 @@ async def test_what_a_flow_gave_outlives_the_flow(bench: Bench, tasks: Tasks, lo
     assert await flows(bench) == []
     bench.clock.advance(30 * 86_400_000)
     await work(bench)
-    assert await run.result(5) == [["a", "b"], "part"]
+    assert await run.result(60) == [["a", "b"], "part"]
     assert sorted(log) == ["a", "b", "part"]
 
 
@@ -85,7 +85,7 @@ async def test_a_parent_that_dies_between_declaring_and_waiting_goes_on(
     await asyncio.wait([dying])
     await bench.lose()
     await work(bench)
-    assert await run.result(5) == "part"
+    assert await run.result(60) == "part"
     assert (log, await members(bench)) == (["part"], 1)
 
 
@@ -113,7 +113,7 @@ async def test_a_declaration_that_was_cut_off_is_finished_by_the_next_attempt(
 
     run = await job.submit()
     await work(bench)
-    assert await run.result(5) == "part"
+    assert await run.result(60) == "part"
     assert (log, await members(bench)) == (["part", "part"], 2)
 
 
@@ -133,7 +133,7 @@ async def test_a_cut_wire_while_a_flow_is_declared_is_waited_out(
     run = await job.submit()
     async with working(fabric):
         await until(lambda: log and not wire.cut)
-        assert await run.result(20) == ["a", "b"]
+        assert await run.result(60) == ["a", "b"]
 
 
 # -- steering
@@ -158,7 +158,7 @@ async def test_a_flow_that_is_cancelled_wakes_its_run(bench: Bench, tasks: Tasks
     await bench.engine.flows.cancel(flow.id, reason="enough")
     await work(bench)
     with pytest.raises(RunFailed, match="enough"):
-        await run.result(5)
+        await run.result(60)
 
 
 async def test_after_a_flow_was_replayed_its_run_can_be_replayed(bench: Bench, log: Log) -> None:
@@ -177,7 +177,7 @@ async def test_after_a_flow_was_replayed_its_run_can_be_replayed(bench: Bench, l
     run = await job.submit()
     await work(bench)
     with pytest.raises(RunFailed):
-        await run.result(5)
+        await run.result(60)
     broken[0] = False
     (flow,) = await flows(bench)
     await bench.engine.flows.replay(flow.id)
@@ -185,7 +185,7 @@ async def test_after_a_flow_was_replayed_its_run_can_be_replayed(bench: Bench, l
     assert sorted(log) == ["a", "b"]
     await run.replay()
     await work(bench)
-    assert await run.result(5) == ["a", "b"]
+    assert await run.result(60) == ["a", "b"]
     assert (len(log), len(await flows(bench))) == (2, 1)
 
 
@@ -200,5 +200,5 @@ async def test_a_run_that_succeeded_and_is_replayed_makes_a_new_flow(
     await work(bench)
     await run.replay()
     await work(bench)
-    assert await run.result(5) == ["a"]
+    assert await run.result(60) == ["a"]
     assert (log, len(await flows(bench))) == (["a", "a"], 2)

@@ -258,11 +258,11 @@ async def test_a_worker_hears_of_it_soon_after_the_commit(
     monkeypatch.setattr("flowfabric.worker.run.claiming.REST", 60)
     task = fabric.task()(double)
     async with working(fabric):
-        assert await (await task.submit(1)).result(20) == 2  # it works and waits
+        assert await (await task.submit(1)).result(60) == 2  # it works and waits
         for number, connect in enumerate(libraries(store_url)):
             async with connect() as connection:
                 run = await task.with_options(connection=connection).submit(number)
-            assert await run.result(20) == 2 * number
+            assert await run.result(60) == 2 * number
 
 
 async def test_a_handler_submits_in_its_transaction_by_the_task_itself(

@@ -227,7 +227,7 @@ async def test_live_workers_of_two_versions_share_the_work(store_url: str) -> No
         (two,) = charge(new, "2")
         async with working(old, name="old"), working(new, name="new"):
             runs = [await (one, two)[number % 2].submit(number) for number in range(10)]
-            found = await asyncio.gather(*(run.result(20) for run in runs))
+            found = await asyncio.gather(*(run.result(60) for run in runs))
     assert found == [f"{1 + number % 2}: {number}" for number in range(10)]
 
 

@@ -86,8 +86,8 @@ async def test_the_slot_is_free_meanwhile(fabric: Fabric) -> None:
         first = await wait.submit()
         await until(lambda: worker.completed == 1)
         second = await wake.submit(str(first.id))
-        assert await second.result(10) == "woke it"
-        assert await first.result(10) == "woken"
+        assert await second.result(60) == "woke it"
+        assert await first.result(60) == "woken"
 
 
 async def test_what_came_is_of_the_type_that_was_asked_for(bench: Bench) -> None:

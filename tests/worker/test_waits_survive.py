@@ -171,7 +171,7 @@ async def test_an_attempt_in_hand_when_the_worker_drains_is_suspended_all_the_sa
     assert await run.state() is PublicState.SUSPENDED
     async with working(fabric):
         await fabric.signal(run, "go", 1)
-        assert await run.result(10) == 1
+        assert await run.result(60) == 1
 
 
 async def test_a_lost_reply_to_a_suspend_does_no_harm(
@@ -240,7 +240,7 @@ async def test_a_store_that_is_away_while_the_run_is_suspended_is_waited_for(
         wire.cut = False
         await until(lambda: worker.completed)
         await fabric.signal(run, "go", 1)
-        assert await run.result(10) == 1
+        assert await run.result(60) == 1
 
 
 # -- operators

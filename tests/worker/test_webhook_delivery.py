@@ -98,7 +98,7 @@ async def test_a_worker_delivers_what_happens(fabric: Fabric, receiver: Receiver
     await fabric.webhooks.set("h", receiver.url, families=["completion"], secret=SECRET)
     async with working(fabric, webhooks=True):
         run = await greet.submit("ada")
-        assert await run.result(10) == "hello ada"
+        assert await run.result(60) == "hello ada"
         await until(lambda: receiver.requests)
     headers, body = receiver.requests[0]
     event = verify_webhook(SECRET, headers, body)

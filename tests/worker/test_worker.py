@@ -71,7 +71,7 @@ async def test_no_more_run_at_once_than_the_worker_has_room_for(
 
     runs = await job.submit_many([()] * 30)
     async with working(fabric, concurrency=7):
-        await gather_results(runs, timeout=20)
+        await gather_results(runs, timeout=60)
     assert gauge.most["all"] == 7
 
 
@@ -138,7 +138,7 @@ async def test_a_slot_that_is_freed_during_a_claim_is_filled_without_a_hint(
         async def slow(*args: Any, **kwargs: Any) -> Any:
             taken = await claim(*args, **kwargs)
             go_on[1].set()
-            await until(lambda: worker.completed == 2)
+            await until(lambda: worker.completed >= 2)
             return taken
 
         monkeypatch.setattr(engine.claims, "claim", slow)
@@ -163,7 +163,7 @@ async def test_a_task_may_have_a_limit_of_its_own(fabric: Fabric, gauge: Gauge) 
     wides = await wide.submit_many([()] * 12)
     async with working(fabric, concurrency=10):
         began = asyncio.get_running_loop().time()
-        await gather_results(narrows + wides, timeout=20)
+        await gather_results(narrows + wides, timeout=60)
         took = asyncio.get_running_loop().time() - began
     assert gauge.most["narrow"] == 2
     assert gauge.most["wide"] >= 8
@@ -282,10 +282,10 @@ async def test_two_workers_of_one_process_share_the_work(fabric: Fabric, gauge: 
     runs = await job.submit_many([()] * 20)
     async with working(fabric, concurrency=3) as one:
         async with working(fabric, concurrency=3) as other:
-            await gather_results(runs, timeout=20)
+            await gather_results(runs, timeout=60)
             assert one.identity.instance != other.identity.instance
         delayed = await job.with_options(delay="50ms").submit()
-        await delayed.result(5)  # the other worker's end has not stopped the sweep
+        await delayed.result(60)  # the other worker's end has not stopped the sweep
     assert (gauge.most["all"], one.completed + other.completed) == (6, 21)
 
 
@@ -299,7 +299,7 @@ async def test_a_store_in_memory(gauge: Gauge) -> None:
 
         runs = await job.submit_many(range(5))
         async with working(fabric, ttl=Millis(300)):
-            assert await gather_results(runs, timeout=10) == list(range(5))
+            assert await gather_results(runs, timeout=60) == list(range(5))
         assert [len(await run.attempts()) for run in runs] == [1] * 5
 
 
@@ -383,12 +383,12 @@ async def test_an_outage_is_told_once_and_ends_by_itself(
         return x
 
     async with working(fabric):
-        assert await (await job.submit(1)).result(5) == 1
+        assert await (await job.submit(1)).result(60) == 1
         wire.cut = True
         before = wire.made["claim"]
         await until(lambda: wire.made["claim"] - before >= 3)
         wire.cut = False
-        assert await (await job.submit(2)).result(15) == 2
+        assert await (await job.submit(2)).result(60) == 2
     told = [r.getMessage() for r in caplog.records if r.name == "flowfabric.worker"]
     assert told == [
         "the store does not answer; claiming pauses and retries: unavailable: the wire is cut",
@@ -414,7 +414,7 @@ async def test_a_store_that_stumbles_does_not_end_the_worker(
 
     engine.claims.claim = stumble  # type: ignore[method-assign]
     async with working(fabric):
-        assert await (await job.submit()).result(10) == "done"
+        assert await (await job.submit()).result(60) == "done"
     assert sum("claiming failed" in record.getMessage() for record in caplog.records) == 1
 
 
@@ -447,7 +447,7 @@ async def test_threads_end_with_the_worker(fabric: Fabric, log: Log) -> None:
         log.note(threading.current_thread())
 
     async with working(fabric):
-        await gather_results(await job.submit_many([()] * 5), timeout=10)
+        await gather_results(await job.submit_many([()] * 5), timeout=60)
         assert any(thread.is_alive() for thread in log)
     await until(lambda: not any(thread.is_alive() for thread in log))
     assert not [t for t in threading.enumerate() if t.name == "flowfabric-heartbeat"]

@@ -160,7 +160,7 @@ async def test_the_context_of_a_handler(bench: Bench) -> None:
     run = await job.submit()
     await bench.work()
     with suppress(RunFailed):
-        await run.result(timeout=5)
+        await run.result(timeout=60)
     assert not found, "\n".join(found)
 
 

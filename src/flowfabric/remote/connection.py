@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from functools import partial
 from io import BytesIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -23,10 +23,8 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.remote.wire import CALLS_PATH, HINTS_PATH, MEDIA_TYPE, QUIET
 
-try:
+if TYPE_CHECKING:
     import aiohttp
-except ImportError:  # pragma: no cover - the extra is installed where this is tested
-    aiohttp = None  # type: ignore[assignment]
 
 LARGE = 1 << 20
 MAX_CONNECTIONS = 32
@@ -54,12 +52,20 @@ def check_server(url: str) -> str:
     return url.rstrip("/")
 
 
+def _import_aiohttp() -> None:
+    """Only what reaches a server waits for this import: it takes as long as FlowFabric's own."""
+    global aiohttp
+    try:
+        import aiohttp
+    except ImportError:
+        raise Invalid("a server is reached with aiohttp: pip install 'flowfabric[http]'") from None
+
+
 class Connection:
     """The connections of one event loop to a server."""
 
     def __init__(self, url: str, token: str | None) -> None:
-        if aiohttp is None:
-            raise Invalid("a server is reached with aiohttp: pip install 'flowfabric[http]'")
+        _import_aiohttp()
         self.url = check_server(url)
         self._headers = {"Content-Type": MEDIA_TYPE, "Accept": MEDIA_TYPE}
         if token:
