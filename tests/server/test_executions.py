@@ -150,6 +150,7 @@ async def test_a_body_of_exactly_the_limit_passes(http: httpx.AsyncClient) -> No
         "limit_bytes": 1 << 20,
         "route": "/v1/executions",
         "code": "payload_too_large",
+        "details": {},
     }
 
 

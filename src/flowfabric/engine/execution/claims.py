@@ -271,8 +271,9 @@ class Claims(Service):
         """Gives up claims whose answer has reached no worker: the same attempts go on elsewhere,
         and no retry is used. What a repeat of the call got meanwhile, from any process, is left
         alone; what cannot be given up now is taken over when its lease has expired."""
+        given = [check_kind_of(each, Claim, "claim") for each in check_items(claims, "claims")]
         return await self._context.decisions.decide_all(
-            [Decision(each.uuid, partial(hand_back_unheard, owner=each.owner)) for each in claims]
+            [Decision(each.uuid, partial(hand_back_unheard, owner=each.owner)) for each in given]
         )
 
     async def extend(self, renewals: Sequence[Renewal]) -> dict[UUID, Millis]:
