@@ -45,14 +45,12 @@ class ActiveRun:
         "received",
         "reporting",
         "result",
-        "returned",
         "scope",
         "stopped",
         "thread",
         "timer",
         "told",
         "undos",
-        "vacated",
     )
 
     def __init__(
@@ -81,9 +79,6 @@ class ActiveRun:
         self.args: tuple[Any, ...] = ()
         self.kwargs: dict[str, Any] = {}
         self.result: object = None
-        self.returned = self.vacated = False
-        """Whether the handler has returned and nothing is left to do but to write its end, and
-        whether the next run has its slot since."""
         self.completed = False
         """Whether the handler ended the run in a transaction. Only the store knows whether that
         was committed."""

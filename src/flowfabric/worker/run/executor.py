@@ -66,18 +66,15 @@ class Executor:
         steps: Threads,
         processes: Processes,
         hooks: WorkerHooks,
-        on_returned: Callable[[ActiveRun], None],
         stopping: Callable[[], bool],
         cancelled: Callable[[], bool],
     ) -> None:
-        """`on_returned` is called when only the end of a run has to be written. `stopping` says
-        whether the worker drains, `cancelled` whether it is torn down."""
+        """`stopping` says whether the worker drains, `cancelled` whether it is torn down."""
         self.calls = HandlerCalls(engine.now, handlers=handlers, processes=processes, hooks=hooks)
         self.loop = asyncio.get_running_loop()
         self._engine = engine
         self._steps = steps
         self._hooks = hooks
-        self._on_returned = on_returned
         self._stopping = stopping
         self._cancelled = cancelled
 
@@ -110,8 +107,6 @@ class Executor:
             report = settling(active.claim, report, active.raised)
         elif active.told and active.begun:
             report = await self._cleaned_up(active, report)
-        elif active.returned and not self._hooks.listens_to(active.handler, "completed"):
-            self._on_returned(active)
         active.reporting = True
         try:
             reported = await self._deliver(active, report)
@@ -376,13 +371,11 @@ def _returned(active: ActiveRun, result: object) -> Report:
     """The report about a handler that returned."""
     active.result = result
     try:
-        body = encode(result)
+        return completing(active.claim, encode(result))
     except Invalid as error:
         active.raised = error
         reason = f"what {active.claim.kind} returned cannot be stored: {error.detail}"
         return failing(active.claim, reason)
-    active.returned = active.scope is None or not active.scope.undos
-    return completing(active.claim, body)
 
 
 def _can_be_told(handler: Task[Any, Any]) -> bool:

@@ -117,10 +117,10 @@ class Worker:
         runtime = HandlerRuntime(self)
         self._start_heartbeat()
         self.engine.code_gate.join(
-            self.identity, lambda: replace(self.presence, running=self._slots.busy)
+            self.identity, lambda: replace(self.presence, running=len(self.active))
         )
         self.engine.sweep.start()  # until the engine is closed: another worker may rely on it
-        registry = PresenceKeeper(self.engine, self.presence, lambda: self._slots.busy)
+        registry = PresenceKeeper(self.engine, self.presence, lambda: len(self.active))
         registry.start()
         try:
             with rare_collections():
@@ -285,10 +285,7 @@ class Worker:
             self._free(active)
 
     def _free(self, active: ActiveRun) -> None:
-        if active.vacated:
-            self._slots.leave()
-        else:
-            self._slots.give(active.claim.kind)
+        self._slots.give(active.claim.kind)
         self._freed.set()
 
     def _free_from_thread(self, loop: asyncio.AbstractEventLoop, active: ActiveRun) -> None:
@@ -394,14 +391,6 @@ class Worker:
             self._exit = None
 
 
-def _vacate(slots: Slots, freed: asyncio.Event, active: ActiveRun) -> None:
-    """The handler has returned: the next run may have its slot, so that it is claimed while the end
-    of this one is written."""
-    if active.handler is not None and slots.vacate(active.handler):
-        active.vacated = True
-        freed.set()
-
-
 def _tell(running: Mapping[Key, ActiveRun], key: Key, notice: CancelNotice) -> None:
     """A run is being cancelled: its handler may clean up."""
     if (active := running.get(key)) is not None:
@@ -428,7 +417,6 @@ class HandlerRuntime:
             steps=self._steps,
             processes=self._processes,
             hooks=worker.hooks,
-            on_returned=partial(_vacate, worker._slots, worker._freed),
             stopping=lambda: worker.stopping,
             cancelled=lambda: worker.cancelled,
         )

@@ -27,7 +27,6 @@ class Slots:
         self._tasks = tasks
         self._taken: Counter[str] = Counter()
         self._all = 0
-        self._vacated = 0
 
     @property
     def left(self) -> int:
@@ -40,28 +39,6 @@ class Slots:
     def give(self, kind: str) -> None:
         self._taken[kind] -= 1
         self._all -= 1
-
-    def vacate(self, task: Task[Any, Any]) -> bool:
-        """Gives the slot of a handler that has returned to the next run, while its end is being
-        written; False if it keeps the slot until then. A worker or a task that may run one after
-        the other begins the next run when the end is written. At most as many ends as there are
-        slots are written beside running handlers."""
-        alone = self._concurrency == 1 or task.mode is Mode.PROCESS
-        limited = task.options.worker_concurrency is not None
-        if alone or limited or self._vacated >= self._concurrency:
-            return False
-        self._vacated += 1
-        self.give(task.name)
-        return True
-
-    def leave(self) -> None:
-        """The end of a run that had vacated its slot is written."""
-        self._vacated -= 1
-
-    @property
-    def busy(self) -> int:
-        """How many handlers run."""
-        return self._all
 
     def requests(self) -> Iterator[ClaimRequest]:
         """The claims to make, one after the other: each sees the slots the one before has left."""
