@@ -186,6 +186,7 @@ async def test_a_request_passes_its_trace_on_without_opentelemetry(bench: Bench)
     assert sorted(traces, key=str) == [PARENT, *[None] * 6]
 
 
+@pytest.mark.inside  # a transaction of the application needs the database
 async def test_a_trace_survives_a_transaction_of_the_application(
     bench: Bench, spans: Spans, store_url: str
 ) -> None:

@@ -101,11 +101,14 @@ class RemoteExecutions(RemoteService):
     def __init__(self, client: RemoteClient) -> None:
         super().__init__("executions", client)
 
-    async def submit(self, submission: Submission, **options: Any) -> Submitted | Duplicate:
+    async def submit(
+        self, submission: Submission, *, fresh: UUID | None = None
+    ) -> Submitted | Duplicate:
         """As `Executions.submit`."""
         checked = check_kind_of(submission, Submission, "submission")
+        id = fresh or self._client.fresh()
         answer: Submitted | Duplicate = await self._call(
-            "submit", self._client.traces.sent(checked), **options
+            "submit", self._client.traces.sent(checked, id), fresh=id
         )
         return answer
 
@@ -122,8 +125,8 @@ class RemoteExecutions(RemoteService):
             create(check_kind_of(submission, Submission, "submission"), id, now)
         answers: list[Submitted | Duplicate] = []
         for first, last in _parts(given):
-            part = [self._client.traces.sent(each) for each in given[first:last]]
             named = ids[first:last]
+            part = list(map(self._client.traces.sent, given[first:last], named))
             answers += await self._call("submit_many", part, fresh=named)
         return answers
 

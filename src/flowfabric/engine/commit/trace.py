@@ -61,12 +61,14 @@ class Traces:
             creation, snapshot=replace(snapshot, execution=replace(execution, facts=facts))
         )
 
-    def sent(self, submission: Submission) -> Submission:
-        """The same for a submission that another process makes an execution of."""
-        if self._source is None or submission.trace is not None:
+    def sent(self, submission: Submission, fresh: UUID | None = None) -> Submission:
+        """The same for a submission that another process makes an execution of, under the fresh id
+        if it has none of its own."""
+        if submission.trace is not None or (self._source is None and _carried.get() is None):
             return submission
         route = Route(submission.namespace, submission.lane, submission.kind)
-        return replace(submission, trace=self._trace(route, None))
+        id = fresh if submission.id is None else submission.id.uuid
+        return replace(submission, trace=self._trace(route, id))
 
     def _trace(self, route: Route, id: UUID | None) -> str | None:
         found = None if self._source is None else self._source(route, id)
