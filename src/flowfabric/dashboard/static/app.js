@@ -31,7 +31,8 @@ let visit = 0;
 let timer = null;
 let last = null;
 let readAt = 0;
-let reading = false;
+let freshAt = 0; // when the page last read what nobody else was told before
+let reading = null; // the read that is under way, and of which visit
 
 const can = (scope) => me !== null && me.scopes.includes(scope);
 const everywhere = () => me !== null && me.namespaces === null;
@@ -76,18 +77,31 @@ function markNav(current) {
   }
 }
 
-/** Reads the page again, at most once a second; news in between wait for their turn. */
+/** Reads the page again, at most once a second; news in between wait for their turn. One read follows
+    the other, so that an older answer is never shown after a newer one. */
 async function refresh(atOnce = false) {
   if (!shown || me === null) return;
   const rest = (shown.every ?? LEAST) - (Date.now() - readAt);
-  if (!atOnce && (reading || rest > 0)) {
+  if (!atOnce && (isReading() || rest > 0)) {
     timer ??= setTimeout(() => { timer = null; refresh(); }, Math.max(50, rest));
     return;
   }
   const mine = visit;
-  reading = true;
+  while (isReading()) await reading.done;
+  if (mine !== visit || !shown) return;
+  const own = { visit, done: read(mine, atOnce) };
+  reading = own;
+  await own.done;
+  if (reading === own) reading = null;
+}
+
+const isReading = () => reading?.visit === visit;
+
+async function read(mine, atOnce) {
   readAt = Date.now();
-  allowAge(atOnce ? 0 : shown.age ?? AGE);
+  const sinceFresh = Math.floor((readAt - freshAt) / 1000);
+  allowAge(atOnce ? 0 : Math.min(shown.age ?? AGE, sinceFresh)); // never older than what was shown
+  if (atOnce) freshAt = readAt;
   clearTimeout(last);
   if (!atOnce) last = setTimeout(() => refresh(true), AFTERWARDS);
   try {
@@ -96,7 +110,6 @@ async function refresh(atOnce = false) {
   } catch (error) {
     if (mine === visit && error.name !== "AbortError" && error.status !== 401) problem(error);
   } finally {
-    reading = false;
     readAt = Date.now();
   }
 }
