@@ -4,7 +4,7 @@ A durable row per execution with its payload, a row that says it is ready, a lea
 place of it, the end with its result, two events of history. There are two loops:
 
 - `limit`: batches of a hundred; on Postgres three of them at once, so that client and server work
-  at the same time. Nobody waits for a single execution. All ratios to a "raw limit" refer to this.
+  at the same time. No caller waits for a single execution. Ratios to a "raw limit" refer to this.
 - `calls`: callers that each submit one execution and wait for its end, as those of the lifecycle
   do, through the smallest group commit there is: what is left of the limit once each execution has
   calls of its own.
@@ -134,7 +134,6 @@ class _Calls:
         self, databases: list[Database], callers: int, payload: bytes, result: bytes
     ) -> None:
         self._callers = callers
-        self._payload, self._result = payload, result
         self._claiming, self._new_id = databases[-1], databases[0].id
         self._submit = _GroupCommit(lambda ids: databases[0].submit(ids, payload))
         self._end = _GroupCommit(lambda taken: databases[len(databases) // 2].end(taken, result))

@@ -66,7 +66,7 @@ async def test_a_page_reads_once_more_after_the_last_news(site: Site, visitor: V
 
 
 async def test_an_older_answer_is_not_shown_after_a_newer_one(site: Site, visitor: Visitor) -> None:
-    """A read that was under way when somebody acted ends before the page reads again."""
+    """A read that was under way when a person acted ends before the page reads again."""
     run = await site.fabric.get_task("wait").submit(1)
     page, held, go_on = await visitor.go(f"executions/{run.id}"), asyncio.Event(), asyncio.Event()
 

@@ -23,6 +23,7 @@ from flowfabric.core.execution.model import Snapshot
 from flowfabric.engine.commit.background import Background
 from flowfabric.engine.commit.decide import Decision
 from flowfabric.engine.commit.observer import timed
+from flowfabric.engine.commit.pacer import Pacer
 from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.code_gate import CodeGate
@@ -53,9 +54,6 @@ REST_TRIM_EVERY = Millis(120_000)
 """The same where the last one found nothing."""
 LEASES_EVERY = Millis(1_000)
 """How often leases are looked at that this process knows nothing of: a look reads all of them."""
-RESTS = 9.0
-"""How many times as long as a look at `ready` and `lease` took, before the next one."""
-MAX_REST = 10.0
 TIDY_EVERY = Millis(300_000)
 """Workers that fell silent, unused limits and old audit records are forgotten so often, or after a
 trim."""
@@ -109,7 +107,7 @@ class Sweep(Service):
         self._trim_every = TRIM_EVERY
         self._has_duty = False
         self._lease_ends = LeaseEnds()
-        self._rests_until = 0.0
+        self._pacer = Pacer()
         self._soonest: Millis | None = None
         self._early = asyncio.Event()
 
@@ -285,19 +283,18 @@ class Sweep(Service):
     async def _glance(self, now: Millis) -> Glance:
         """Where rows that are gone cannot be removed, because a transaction stays open, a look at
         `ready` and `lease` walks over all of them: then it is taken less often."""
-        loop = asyncio.get_running_loop()
-        begun_at = loop.time()
-        rests = begun_at < self._rests_until
+        rests = self._pacer.rests
         leases = self._lease_ends.must_look(now, rests=rests)
-        until = Millis(now + DUTY_SPAN)
-        seen = await self._context.store.glance(
-            DUTY, self._holder, now, until, ready=not rests, leases=leases
-        )
+        look = partial(
+            self._context.store.glance, DUTY, self._holder, now, Millis(now + DUTY_SPAN),
+            ready=not rests, leases=leases,
+        )  # fmt: skip
+        if rests and not leases:
+            return await look()
+        with self._pacer.look():
+            seen = await look()
         if leases and seen.has_duty:
             self._lease_ends.looked(now, seen.leases_end_at)
-        if leases or not rests:
-            ended_at = loop.time()
-            self._rests_until = ended_at + min(MAX_REST, RESTS * (ended_at - begun_at))
         return seen
 
     def _must_look(self, seen: Glance, now: Millis) -> bool:

@@ -176,7 +176,7 @@ class RemoteClaims(RemoteService):
 
     async def _recover_own(self) -> None:
         for id, asked in list(self._unanswered.items()):
-            await self._give_back(await self._call("taken", **asked))
+            await self._hand_back(await self._call("taken", **asked))
             self._unanswered.pop(id, None)
 
     async def renew_all(self, owned: Sequence[Claim]) -> Renewals:
@@ -198,18 +198,18 @@ class RemoteClaims(RemoteService):
         try:
             found: list[Claim] = await asyncio.shield(work)
         except asyncio.CancelledError:
-            self._rescues.start(partial(self._give_back_late, work))
+            self._rescues.start(partial(self._hand_back_late, work))
             raise
         except AnswerLost:  # it may have been done
             self._unanswered[id] = asked
             raise
         return found
 
-    async def _give_back_late(self, work: "asyncio.Future[list[Claim]]") -> None:
+    async def _hand_back_late(self, work: "asyncio.Future[list[Claim]]") -> None:
         with suppress(FlowFabricError):
-            await self._give_back(await work)
+            await self._hand_back(await work)
 
-    async def _give_back(self, claims: Sequence[Claim]) -> None:
+    async def _hand_back(self, claims: Sequence[Claim]) -> None:
         back = [self._client.call("attempts.hand_back", (claim,), {}) for claim in claims]
         for answer in await asyncio.gather(*back, return_exceptions=True):
             if isinstance(answer, Unavailable):

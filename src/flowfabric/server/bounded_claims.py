@@ -44,14 +44,14 @@ class BoundedClaims:
         self._last_size = max(1, sum(sizes) // len(sizes))
         fits = fitting(sizes, self._most)
         try:
-            await give_back(engine, claims[fits:])
+            await hand_back(engine, claims[fits:])
         except asyncio.CancelledError:
-            await give_back(engine, claims[:fits])
+            await hand_back(engine, claims[:fits])
             raise
         return claims[:fits]
 
 
-async def give_back(engine: Engine, claims: list[Claim]) -> None:
-    """As `Claims.give_back`; a caller that is cancelled does not end it."""
+async def hand_back(engine: Engine, claims: list[Claim]) -> None:
+    """As `Claims.hand_back`; a caller that is cancelled does not end it."""
     if claims:
-        await asyncio.shield(engine.claims.give_back(claims))
+        await asyncio.shield(engine.claims.hand_back(claims))

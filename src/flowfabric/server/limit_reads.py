@@ -75,8 +75,8 @@ def _budget(budget: Budget) -> dict[str, Any]:
 
 def _status(status: QuotaStatus) -> dict[str, Any]:
     keys = sorted(status.keys, key=lambda count: (-count.waiting, -count.held))
-    shown = replace(status, keys=tuple(keys[:SHOWN_KEYS]))
-    return {**document(shown), "key_count": len(keys)}
+    fullest = replace(status, keys=tuple(keys[:SHOWN_KEYS]))
+    return {**document(fullest), "key_count": len(keys)}
 
 
 HANDLERS = [list_budgets, list_quotas, quota_status]

@@ -118,13 +118,13 @@ async def describe_execution(
     found = await engine.views.describe(key)
     if found is None:
         raise NotFound("execution", id)
-    shown = document(found)
+    answer = document(found)
     if payload:
         context = await engine.views.context(key)
         result = await engine.views.result(key)
-        shown["input_payload"] = plain_bytes(context.payload)
-        shown["result"] = None if result is None else plain_bytes(result)
-    return respond(shown)
+        answer["input_payload"] = plain_bytes(context.payload)
+        answer["result"] = None if result is None else plain_bytes(result)
+    return respond(answer)
 
 
 @get(

@@ -103,7 +103,7 @@ async def test_what_a_repeat_got_is_not_handed_back_for_the_first_try(
     await lab.submit()
     first = await lab.claim(key="k")
     (again,) = await second_lab.claim(key="k")
-    await lab.engine.claims.give_back(first)
+    await lab.engine.claims.hand_back(first)
     await second_lab.complete(again)
 
 
@@ -111,7 +111,7 @@ async def test_what_a_repeat_got_is_not_handed_back_for_the_first_try(
 async def test_a_repeat_does_not_get_what_was_handed_back(lab: Lab, second_lab: Lab) -> None:
     await lab.submit()
     (first,) = await lab.claim(key="k")
-    await lab.engine.claims.give_back([first])
+    await lab.engine.claims.hand_back([first])
     (again,) = await second_lab.claim(key="k")
     assert (again.uuid, again.epoch, again.attempt) == (first.uuid, first.epoch + 1, first.attempt)
 
@@ -122,7 +122,7 @@ async def test_what_was_taken_by_id_is_not_handed_back(lab: Lab, second_lab: Lab
     id = UUID(int=7)
     first = await lab.claim(id=id)
     (again,) = await second_lab.engine.claims.taken(W1, id)
-    await lab.engine.claims.give_back(first)
+    await lab.engine.claims.hand_back(first)
     await second_lab.complete(again)
 
 

@@ -18,9 +18,9 @@ from flowfabric.core.execution.model import Active, Lost, Outcome, Snapshot, Sta
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission, Submitted
 from flowfabric.engine import sweep as sweep_module
+from flowfabric.engine.commit import pacer
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.limit import sweep as limit_sweep_module
 from flowfabric.store.open import open_store
 from flowfabric.store.queries import Glance
 from tests.kit import limiting, situations
@@ -210,7 +210,7 @@ async def test_all_leases_are_read_once_a_second_or_when_one_ends(
 ) -> None:
     """However often the sweep turns: there may be many, and most of them are renewed in time."""
     looks = Looks(lab, monkeypatch)
-    monkeypatch.setattr(sweep_module, "RESTS", 0.0)
+    monkeypatch.setattr(pacer, "TIMES", 0.0)
     claim = await lab.running()
     for step in (0, 1, 998, 1, TTL - 1001, 1):
         assert isinstance((await load(lab, claim.id)).state, Active)
@@ -226,7 +226,7 @@ async def test_after_a_look_that_took_long_only_the_known_end_of_a_lease_is_look
 ) -> None:
     """As behind a transaction that stays open: a look walks over all rows that are gone."""
     looks = Looks(lab, monkeypatch)
-    monkeypatch.setattr(sweep_module, "RESTS", 1e9)
+    monkeypatch.setattr(pacer, "TIMES", 1e9)
     claim = await lab.running()
     for step in (0, 1000, TTL - 1000, 1000, 1000):
         lab.clock.advance(step)
@@ -253,12 +253,12 @@ async def test_lines_at_limits_are_looked_at_without_asking_what_is_due(
 
     await limiting.define(lab, concurrency=1)
     await limiting.crowd(lab, 3)
-    monkeypatch.setattr(limit_sweep_module, "REST", 0.0)
+    monkeypatch.setattr(pacer, "TIMES", 0.0)
     await lab.engine.sweep._turn()  # the first one looks at everything
     for name in ("due", "next_due", "owed_flows", "crowds"):
         record(name)
     await lab.engine.sweep._turn()
-    monkeypatch.setattr(limit_sweep_module, "REST", 1e9)
+    monkeypatch.setattr(pacer, "TIMES", 1e9)
     await lab.engine.sweep._turn()
     await lab.engine.sweep._turn()
     assert asked == ["crowds", "crowds"]

@@ -31,7 +31,7 @@ let visit = 0;
 let timer = null;
 let last = null;
 let readAt = 0;
-let freshAt = 0; // when the page last read what nobody else was told before
+let freshAt = 0; // when the page last read an answer that was not shared
 let reading = null; // the read that is under way, and of which visit
 
 const can = (scope) => me !== null && me.scopes.includes(scope);

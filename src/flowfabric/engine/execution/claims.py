@@ -249,7 +249,7 @@ class Claims(Service):
         calls = [call for call, ends_at in self._unanswered.values() if now < ends_at]
         repeats = [replace(call, limit=0, repeated=True) for call in calls]
         taken = await _taken(self._context.store, repeats, now) if repeats else []
-        for answer in await self.give_back(_claims(chain.from_iterable(taken))):
+        for answer in await self.hand_back(_claims(chain.from_iterable(taken))):
             if isinstance(answer, Unavailable):
                 raise answer
         for id in asked:
@@ -267,7 +267,7 @@ class Claims(Service):
         found = chain.from_iterable(await _taken(self._context.store, calls, self._now()))
         return _claims(await _hold(self._context, list(found), call.ttl), call.ttl)
 
-    async def give_back(self, claims: Sequence[Claim]) -> list[object]:
+    async def hand_back(self, claims: Sequence[Claim]) -> list[object]:
         """Gives up claims whose answer has reached no worker: the same attempts go on elsewhere,
         and no retry is used. What a repeat of the call got meanwhile, from any process, is left
         alone; what cannot be given up now is taken over when its lease has expired."""
@@ -427,7 +427,7 @@ class Claims(Service):
                     raise
                 break  # claimed executions must reach their owner
             except asyncio.CancelledError:
-                self._rescues.start(partial(self.give_back, _claims(taken)))
+                self._rescues.start(partial(self.hand_back, _claims(taken)))
                 raise
         return taken
 
@@ -445,7 +445,7 @@ class Claims(Service):
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
-            self._rescues.start(partial(self._give_back_late, work))
+            self._rescues.start(partial(self._hand_back_late, work))
             raise
 
     async def _checked(self, call: ClaimCall, taken: list[Taken]) -> list[Taken]:
@@ -507,9 +507,9 @@ class Claims(Service):
                 )
         return [item for item in taken if not _spent(item)]
 
-    async def _give_back_late(self, work: "asyncio.Future[list[Taken]]") -> None:
+    async def _hand_back_late(self, work: "asyncio.Future[list[Taken]]") -> None:
         with suppress(FlowFabricError):
-            await self.give_back(_claims(await work))
+            await self.hand_back(_claims(await work))
 
 
 async def _flush_renewals(store: Store, renewals: list[Renewal]) -> list[Millis | None]:
@@ -554,7 +554,7 @@ def _claims(taken: Iterable[Taken], ttl: Millis = rules.DEFAULT_TTL) -> list[Cla
 
 async def _hold(context: EngineContext, taken: list[Taken], ttl: Millis) -> list[Taken]:
     """Of what an earlier try took, what its worker still holds. It is renewed, so that no process
-    hands it back any more for that try (`Claims.give_back`)."""
+    hands it back any more for that try (`Claims.hand_back`)."""
     decisions = [
         Decision(claim.uuid, partial(rules.hold, owner=claim.owner, ttl=ttl), claim.snapshot)
         for claim in _claims(taken)

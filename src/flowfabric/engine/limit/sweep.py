@@ -1,6 +1,5 @@
 """What the sweep does for limits: every line that waits at one is looked at."""
 
-import asyncio
 import logging
 
 from flowfabric.core.base.errors import Corruption, FlowFabricError
@@ -8,6 +7,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Gate, Snapshot
 from flowfabric.core.limit.release import forgotten_at
 from flowfabric.engine.commit.background import Background
+from flowfabric.engine.commit.pacer import Pacer
 from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.budget_gate import BudgetGate, waited_for
@@ -16,9 +16,6 @@ from flowfabric.store.queries import Crowd, InQueue
 from flowfabric.store.readable import load_each, load_readable, tell
 
 PAGE = 500
-REST = 9.0
-"""How many times as long as a look at all that wait took, before the next one."""
-MAX_REST = 10.0
 BEHIND = 20
 """How many of a queue are looked at when its first cannot be read."""
 
@@ -30,30 +27,27 @@ class LimitSweep(Service):
         super().__init__(context)
         self._releases = releases
         self._budget_gate = budget_gate
-        self._rests_until = 0.0
+        self._pacer = Pacer()
         self._background = Background("looking at limits", log)
 
     async def sweep(self, *, all_lines: bool = True) -> None:
         """Resets budgets that are due, then lets in and through all that there is room for.
         Without `all_lines` only now and then, if that takes long: room is given away as soon as
         there is any, and what is due meanwhile must not wait for those that can only wait."""
-        loop = asyncio.get_running_loop()
         try:
             await self._budget_gate.sweep()
             if not all_lines and self.rests:
                 self._releases.reopen(self._now())
                 return
-            begun_at = loop.time()
-            await self._look_at_all()
-            ended_at = loop.time()
-            self._rests_until = ended_at + min(MAX_REST, REST * (ended_at - begun_at))
+            with self._pacer.look():
+                await self._look_at_all()
         except FlowFabricError as error:
             log.warning("sweeping limits failed; the next round tries again: %s", error)
 
     @property
     def rests(self) -> bool:
         """Whether the last look at all lines was so long that the next one must wait."""
-        return asyncio.get_running_loop().time() < self._rests_until
+        return self._pacer.rests
 
     async def trim(self) -> None:
         """Forgets what no limit asks for any more."""

@@ -32,7 +32,7 @@ from flowfabric.server.access import (
     check_run,
     needs,
 )
-from flowfabric.server.bounded_claims import MAX_ANSWER, fitting, give_back
+from flowfabric.server.bounded_claims import MAX_ANSWER, fitting, hand_back
 from flowfabric.server.context import ServerContext, context_of
 from flowfabric.server.long_polls import while_wanted
 from flowfabric.server.parameters import visible_namespace
@@ -93,12 +93,12 @@ async def _unless_gone(
     taken = [] if claiming.cancelled() else claiming.result()
     context = context_of(request)
     if gone:
-        await give_back(context.engine, taken)
+        await hand_back(context.engine, taken)
         return []
     try:
         await check_again(request)
     except FlowFabricError:
-        await give_back(context.engine, taken)
+        await hand_back(context.engine, taken)
         raise
     return taken
 
@@ -109,10 +109,10 @@ async def _answer(context: ServerContext, claims: list[Claim]) -> list[ClaimedRu
     try:
         answer = await describe_claims(context.engine, claims)
     except BaseException:
-        await give_back(context.engine, claims)
+        await hand_back(context.engine, claims)
         raise
     if beyond := claims[fitting(map(size_of, answer), MAX_ANSWER) :]:
-        await give_back(context.engine, beyond)
+        await hand_back(context.engine, beyond)
         claims, answer = claims[: -len(beyond)], answer[: -len(beyond)]
     for claim, described in zip(claims, answer, strict=True):
         if isinstance(described, Corruption):
