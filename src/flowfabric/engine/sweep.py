@@ -110,6 +110,7 @@ class Sweep(Service):
         self._pacer = Pacer()
         self._soonest: Millis | None = None
         self._early = asyncio.Event()
+        self._glancing: asyncio.Task[Glance] | None = None
 
     def start(self) -> None:
         """Sweeps in the background whenever this process has the duty, and admits the inbox."""
@@ -132,6 +133,8 @@ class Sweep(Service):
         if not self._background:
             return
         await self._background.cancel()
+        if self._glancing is not None:
+            await asyncio.wait([self._glancing])  # it may still take the duty
         with suppress(FlowFabricError):
             await self._context.store.drop_duty(DUTY, self._holder)
 
@@ -289,10 +292,11 @@ class Sweep(Service):
             self._context.store.glance, DUTY, self._holder, now, Millis(now + DUTY_SPAN),
             ready=not rests, leases=leases,
         )  # fmt: skip
+        self._glancing = asyncio.create_task(look())
         if rests and not leases:
-            return await look()
+            return await asyncio.shield(self._glancing)
         with self._pacer.look():
-            seen = await look()
+            seen = await asyncio.shield(self._glancing)
         if leases and seen.has_duty:
             self._lease_ends.looked(now, seen.leases_end_at)
         return seen

@@ -349,6 +349,35 @@ async def test_who_stops_gives_the_duty_back(
     assert (await other.glance("sweep", "third", now, Millis(now + 1))).has_duty
 
 
+async def test_a_look_under_way_does_not_take_the_duty_after_the_stop(
+    lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store may finish a statement whose caller was cancelled"""
+    honest = lab.engine.store.glance
+    asked, goes_on = asyncio.Event(), asyncio.Event()
+    looks: list[asyncio.Task[Glance]] = []
+
+    async def late(*given: Any, **which: Any) -> Glance:
+        await goes_on.wait()
+        return await honest(*given, **which)
+
+    async def glance(*given: Any, **which: Any) -> Glance:
+        looks.append(asyncio.create_task(late(*given, **which)))
+        asked.set()
+        return await asyncio.shield(looks[-1])
+
+    monkeypatch.setattr(lab.engine.store, "glance", glance)
+    lab.engine.sweep.start()
+    await asked.wait()
+    stopping = asyncio.create_task(lab.engine.sweep.stop())
+    other, now = second_lab.engine.store, lab.clock.now()
+    assert (await other.glance("sweep", "next", now, now)).has_duty
+    await other.drop_duty("sweep", "next")
+    goes_on.set()
+    await asyncio.gather(stopping, *looks)
+    assert (await other.glance("sweep", "next", now, Millis(now + 1))).has_duty
+
+
 @pytest.mark.parametrize("trouble", [Unavailable("gone"), RuntimeError("bug")])
 async def test_a_sweep_in_trouble_goes_on_when_it_is_over(
     lab: Lab,

@@ -130,5 +130,12 @@ class ActiveRun:
         self.stopped = reason
         if self.scope is not None:
             self.scope.stop(reason)
+        if self.job is not None and self.job is asyncio.current_task():
+            # Its handler may end before it awaits anything: the cancel would hit the report.
+            asyncio.get_running_loop().call_soon(self._cancel)
+        else:
+            self._cancel()
+
+    def _cancel(self) -> None:
         if self.handling and self.job is not None:
             self.job.cancel()
