@@ -29,6 +29,9 @@ LATE = 100
 moment its rank is made of."""
 GROWTH = 1000
 """The growth is looked at that began so many milliseconds ago: rows may be committed that late."""
+OPEN_BLOCKS = 32
+"""The growth begins so many blocks before the end of the table: every connection fills a block of
+its own. A row in one that was left open longer ago is found by a look through the whole table."""
 LOOK_AROUND_EVERY = 1000
 """Milliseconds between two looks through the whole table, at least."""
 SHARE = 30
@@ -151,7 +154,7 @@ class LowWaterMarks:
     ) -> None:
         """After a look from a block on, which found these routes and ranks."""
         self._looked_at = now
-        self._sizes.append((now, max(0, look.blocks - 1)))
+        self._sizes.append((now, max(0, look.blocks - OPEN_BLOCKS)))
         for route, rank in strays:
             begin = _begin(rank)
             marks = self._marks.get(route, {})
