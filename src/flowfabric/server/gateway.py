@@ -174,10 +174,11 @@ class _Answering:
         await self.send({"type": "http.response.body", "body": content, "more_body": False})
 
     def tell(self) -> None:
-        """Measures and logs the request."""
+        """Measures and logs the request. A scrape is not measured, as in the original: it would
+        change what it reads."""
         seconds = time.perf_counter() - self._began
         method, route = self._method, self._scope.get("path_template")
-        if (seen := watching()) is not None:
+        if route != "/metrics" and (seen := watching()) is not None:
             seen.requested(method, route or None, self._status, seconds)
         if log.isEnabledFor(logging.INFO):
             path, took = route or self._scope["path"], seconds * 1000
