@@ -479,10 +479,11 @@ def _token(given: str | None) -> str | None:
 
 
 def _with_secret(options: EngineOptions | None) -> EngineOptions:
-    """The options, with the secret from the environment unless they have one."""
+    """The options, with the secret from the environment unless they have one. A variable that is
+    there but empty is a secret that went missing on its way here: the engine refuses it."""
     chosen = Options() if options is None else check_options(options)
     secret = os.environ.get(SECRET_VARIABLE)
-    if not secret or chosen.waitpoint_secret is not None:
+    if secret is None or chosen.waitpoint_secret is not None:
         return chosen
     return replace(chosen, waitpoint_secret=secret)
 

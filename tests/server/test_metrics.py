@@ -89,6 +89,16 @@ def _client(context: ServerContext) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://server")
 
 
+async def test_a_scrape_does_not_count_itself(http: httpx.AsyncClient) -> None:
+    """Spec 1.7: `/metrics` is outside the metrics of HTTP."""
+    metrics.enable()
+    await http.get("/metrics")
+    assert (await http.get("/healthz")).status_code == 200
+    text = (await http.get("/metrics")).text
+    assert 'path="/healthz"' in text
+    assert 'path="/metrics"' not in text
+
+
 async def test_the_text_is_that_of_prometheus(http: httpx.AsyncClient) -> None:
     reply = await http.get("/metrics")
     assert reply.status_code == 200

@@ -74,6 +74,22 @@ def test_a_server_does_not_guess(store: str, arguments: tuple[str, ...], text: s
     assert any(text in line for line in server.lines), server.lines
 
 
+@pytest.mark.parametrize("secret", ["", "abc", "zz" * 32])
+def test_a_server_does_not_start_with_a_secret_it_cannot_use(store: str, secret: str) -> None:
+    """An empty one is not taken for none: a secret of its own would sign what others cannot."""
+    environ = {"FLOWFABRIC_WAITPOINT_SECRET": secret}
+    server = ServerProcess("--store", store, environ=environ)
+    assert server.wait() == 2
+    assert any("FLOWFABRIC_WAITPOINT_SECRET" in line for line in server.lines), server.lines
+
+
+def test_an_address_that_is_taken_is_a_failure_and_no_wrong_usage(store: str) -> None:
+    with server_process("--store", store) as first:
+        server = ServerProcess("--store", store, listen=first.url.removeprefix("http://"))
+        assert server.wait() == 1
+        assert any("cannot listen on" in line for line in server.lines), server.lines
+
+
 def test_a_server_is_not_open_to_others_by_mistake(store: str) -> None:
     server = ServerProcess("--store", store, listen="0.0.0.0:0")
     assert server.wait() == 2

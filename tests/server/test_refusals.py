@@ -145,7 +145,7 @@ async def test_an_unknown_route_says_so(http: httpx.AsyncClient, path: str) -> N
 async def test_a_wrong_method_says_which_ones_are_right(http: httpx.AsyncClient) -> None:
     reply = await http.delete("/v1/executions")
     assert error_of(reply, 405)["code"] == "method_not_allowed"
-    assert reply.headers["allow"] == "GET, OPTIONS, POST"
+    assert reply.headers["allow"] == "GET, HEAD, OPTIONS, POST"
 
 
 async def test_a_race_lost_too_often_is_503_with_a_hint(

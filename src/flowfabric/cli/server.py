@@ -15,6 +15,7 @@ from flowfabric.cli.application import load_application
 from flowfabric.cli.command import AsJson, Debug
 from flowfabric.cli.errors import CommandError, ExitCode
 from flowfabric.cli.working import new_event_loop, start_log
+from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.redact import redact
 from flowfabric.fabric import URL_VARIABLE, Fabric
 from flowfabric.server.options import LogFormat, ServerOptions, read_options, unread_variables
@@ -115,7 +116,7 @@ def server(  # noqa: PLR0913 - the options are the interface
             "log": log_format or ("json" if as_json else None),
         },
     )
-    listening = inherited_socket(os.environ) or bind(options.listen)
+    listening = inherited_socket(os.environ) or _bind(options)
     start_log("info", as_json=options.log is LogFormat.JSON)
     if SOCKET_VARIABLE not in os.environ:  # once for all processes
         for line in unread_variables(os.environ):
@@ -127,6 +128,14 @@ def server(  # noqa: PLR0913 - the options are the interface
     fabric = Fabric(url) if app is None else load_application(app, url).fabric
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(_serve(fabric, options, listening, with_worker=app is not None))
+
+
+def _bind(options: ServerOptions) -> socket.socket:
+    """An address that is taken is no wrong usage: the same command may succeed later."""
+    try:
+        return bind(options.listen)
+    except Invalid as error:
+        raise CommandError(error.detail, word="cannot_listen") from None
 
 
 async def _serve(

@@ -2,9 +2,9 @@
 
 It finds the caller, counts the request against the caller's rate, turns foreign web pages away from
 a server without tokens, gives the request an id, answers preflights, adds the security headers, and
-writes one log line. A token that is not valid is refused
-here, whatever the path; a request without a token goes on, and the guard of its route refuses it
-unless the route is public.
+writes one log line. HEAD is asked of the routes as GET, and only the head of the answer is sent. A
+token that is not valid is refused here, whatever the path; a request without a token goes on, and
+the guard of its route refuses it unless the route is public.
 """
 
 import logging
@@ -59,11 +59,16 @@ class Gateway:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        method = scope["method"]
+        if method == "HEAD":
+            # A copy: the server under us must know that the answer has no body.
+            scope = {**scope, "method": "GET"}
         scope[CONTEXT] = self._context
         headers = dict(scope["headers"])
         cors = self._context.options.cors
         origin = _text(headers, b"origin")
-        answering = _Answering(scope, send, _text(headers, b"x-request-id"), cors.headers(origin))
+        given = _text(headers, b"x-request-id")
+        answering = _Answering(scope, send, method, given, cors.headers(origin))
         try:
             if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
                 asked = _text(headers, b"access-control-request-headers")
@@ -115,12 +120,23 @@ def _text(headers: dict[bytes, bytes], name: bytes) -> str | None:
     return None if found is None else found.decode("latin-1")
 
 
+def _allowing_head(header: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+    """The same header; `Allow` names HEAD beside GET."""
+    name, value = header
+    if name.lower() != b"allow" or b"GET" not in value:
+        return header
+    return name, value.replace(b"GET", b"GET, HEAD", 1)
+
+
 class _Answering:
     """Sends the answer of one request and remembers what is logged of it."""
 
-    def __init__(self, scope: Scope, send: Send, given: str | None, cors: dict[str, str]) -> None:
+    def __init__(
+        self, scope: Scope, send: Send, method: str, given: str | None, cors: dict[str, str]
+    ) -> None:
         self._scope: Any = scope
         self._send = send
+        self._method = method
         # Not a secret: a call of the system for each would cost more than it is worth.
         self._id = given if given and _GIVEN_ID.fullmatch(given) else f"{_random(64):016x}"
         self._cors = cors
@@ -131,8 +147,15 @@ class _Answering:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
+            if self._status == 405 or self._method == "OPTIONS":
+                message["headers"] = [_allowing_head(each) for each in message["headers"]]
             message["headers"] = [*message["headers"], *SECURITY_HEADERS, *self._own_headers()]
-        await self._send(message)
+        if self._method != "HEAD":
+            await self._send(message)
+        elif message["type"] == "http.response.start":
+            # The end comes at once: a stream without an end then hears that its client has left.
+            await self._send(message)
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def refuse(self, error: FlowFabricError) -> None:
         status, body = answer_to(error)
@@ -151,10 +174,11 @@ class _Answering:
         await self.send({"type": "http.response.body", "body": content, "more_body": False})
 
     def tell(self) -> None:
-        """Measures and logs the request."""
+        """Measures and logs the request. A scrape is not measured, as in the original: it would
+        change what it reads."""
         seconds = time.perf_counter() - self._began
-        method, route = self._scope["method"], self._scope.get("path_template")
-        if (seen := watching()) is not None:
+        method, route = self._method, self._scope.get("path_template")
+        if route != "/metrics" and (seen := watching()) is not None:
             seen.requested(method, route or None, self._status, seconds)
         if log.isEnabledFor(logging.INFO):
             path, took = route or self._scope["path"], seconds * 1000

@@ -3,8 +3,13 @@
 import pytest
 
 from flowfabric.core.base.errors import NotEligible
+from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.status import PublicState
 from flowfabric.core.limit.budget import Budget, Limit
+from flowfabric.core.limit.quota import Rate
+from flowfabric.engine.execution.grants import EXAMINED
 from tests.kit.lab import W1, Lab
+from tests.kit.limiting import define, settled
 
 TEAM = {"budget_ids": ["team"]}
 
@@ -37,6 +42,51 @@ async def test_a_search_passes_over_spent_budgets(lab: Lab) -> None:
     assert found is not None
     assert found.id == rich
     assert await lab.vector(poor) == before
+
+
+async def test_spent_budgets_do_not_hide_what_is_behind_them(lab: Lab) -> None:
+    """Execution 3.5 and E-T073: a search looks at a bounded number of runs. A page of which none
+    may start goes and waits for the budget (S4), and comes back when the budget has room."""
+    await spend_all(lab)
+    poor = [await lab.submit(policy=TEAM) for _ in range(EXAMINED)]
+    rich = await lab.submit()
+    found = await lab.engine.grants.find_and_issue("w1", lane="default")
+    assert found is not None
+    assert found.id == rich
+    blocked = await lab.vector(poor[0])
+    assert (blocked.eligibility, blocked.blocking) == ("blocked_by_budget", "waiting_for_budget")
+    assert blocked.public is PublicState.RATE_LIMITED
+    await lab.engine.budgets.reset("team")
+    await lab.engine._limits.drain()
+    found = await lab.engine.grants.find_and_issue("w1", lane="default")
+    assert found is not None
+    assert found.id in poor
+
+
+async def test_spent_budgets_keep_no_slots_of_a_quota(lab: Lab) -> None:
+    """C-T95: a run that its budget refuses leaves its slot and its start to the next one."""
+    await spend_all(lab)
+    await define(lab, concurrency=2, rate=Rate(2, Millis(60_000)))
+    uses = {"quotas": [{"quota": "q", "key": ""}]}
+    poor = [await lab.submit(policy=uses | TEAM) for _ in range(2)]
+    rich = await lab.submit(policy=uses)
+    await settled(lab)
+    await lab.engine.grants.find_and_issue("w1", lane="default")
+    await settled(lab)
+    found = await lab.engine.grants.find_and_issue("w1", lane="default")
+    assert found is not None
+    assert found.id == rich
+    assert [(await lab.vector(id)).eligibility for id in poor] == ["blocked_by_budget"] * 2
+
+
+async def test_a_run_that_is_granted_is_not_held_back(lab: Lab) -> None:
+    """Its grant is asked for budgets when it is redeemed."""
+    await spend_all(lab)
+    poor = [await lab.submit(policy=TEAM) for _ in range(EXAMINED + 1)]
+    await lab.engine.grants.issue(poor[0], "w1")
+    assert await lab.engine.grants.find_and_issue("w2", lane="default") is None
+    assert (await lab.vector(poor[0])).eligibility == "eligible_now"
+    assert (await lab.vector(poor[1])).eligibility == "blocked_by_budget"
 
 
 async def test_a_named_run_is_asked_for_its_budgets_when_it_is_redeemed(lab: Lab) -> None:

@@ -1,5 +1,5 @@
 """The budget gate: an execution that was claimed although its budget is used up goes back and
-waits."""
+waits, and so do those that stand in the way of others in the search for one to grant."""
 
 from msgspec.structs import replace
 
@@ -45,6 +45,20 @@ def turn_away(
     after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
     event = lease_event(snapshot, now, lease, EventKind.TURNED_AWAY, detail=str(why))
     return Change(True, snapshot, after, (event,))
+
+
+def hold_back(snapshot: Snapshot | None, now: Millis, why: Exhausted) -> "Change[bool]":
+    """An execution that no worker has yet waits for its budget. False if it was claimed or granted
+    by now."""
+    match snapshot:
+        case Snapshot(state=Ready(next=next, hold=hold)) if next.start in STARTS:
+            if hold is not None and hold.alive(now):
+                return unchanged(False)
+            life = replace(snapshot.life, budget=why.budget, detail=str(why), touched_at=now)
+            after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
+            return Change(True, snapshot, after)
+        case _:
+            return unchanged(False)
 
 
 def take_back(snapshot: Snapshot | None, now: Millis, lease: Lease) -> "Change[bool]":

@@ -4,6 +4,7 @@ grant."""
 import hmac
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from uuid import UUID
 
 from flowfabric.core.base.errors import (
@@ -41,7 +42,7 @@ from flowfabric.core.execution.granted import (
 from flowfabric.core.execution.lease import DEFAULT_TTL, Taking
 from flowfabric.core.execution.model import Active, Ready, Snapshot, WorkerIdentity
 from flowfabric.core.execution.routing import check_capabilities
-from flowfabric.core.limit.budget import spent
+from flowfabric.core.limit.budget import Exhausted, spent
 from flowfabric.core.limit.budget_gate import STARTS
 from flowfabric.engine.commit.observer import looking, watching
 from flowfabric.engine.context import EngineContext, Service
@@ -53,6 +54,8 @@ from flowfabric.store.queries import Claimable, Taken
 MAX_GRANT = Millis(60_000)
 DEFAULT_GRANT = Millis(10_000)
 EXAMINED = 200
+LOOKS = 5
+"""How many pages of executions without budget one search moves out of its way."""
 MAX_PAGE = 1000
 
 
@@ -110,26 +113,30 @@ class Grants(Service):
     ) -> Granted | None:
         """Grants the best waiting execution of a lane that this worker can run; None if there is
         none or the lane is paused. Passes over executions that it cannot run or whose budget is
-        used up; they stay as they are."""
+        used up; they stay as they are, unless the latter are in the way of others, because they are
+        so many or hold slots of a quota: those go and wait for their budgets."""
         grantee = self._grantee(worker, capabilities, ttl, None, notes)
         place = None if namespace is None else check_namespace(namespace)
         name = check_lane(lane)
+        issue = partial(self.issue, capabilities=grantee.capabilities, ttl=grantee.ttl, notes=notes)
         with looking(name):
             await self._let_in()
-            candidates = await self._context.store.snapshots(
-                Claimable(name, place, self._now(), EXAMINED, grantee.capabilities)
-            )
-            for candidate in candidates:
-                if await self._is_spent(candidate):
-                    continue
-                with suppress(Contention, GrantExists, NotFound):  # the next one is as good
-                    return await self.issue(
-                        candidate.execution.id,
-                        worker,
-                        capabilities=grantee.capabilities,
-                        ttl=grantee.ttl,
-                        notes=notes,
-                    )
+            for _ in range(LOOKS):
+                candidates = await self._context.store.snapshots(
+                    Claimable(name, place, self._now(), EXAMINED, grantee.capabilities)
+                )
+                refused: list[tuple[Snapshot, Exhausted]] = []
+                for candidate in candidates:
+                    if (why := await self._spent(candidate)) is not None:
+                        refused.append((candidate, why))
+                        continue
+                    with suppress(Contention, GrantExists, NotFound):  # the next one is as good
+                        return await issue(candidate.execution.id, worker)
+                if len(candidates) < EXAMINED:
+                    refused = [each for each in refused if each[0].execution.uses]
+                if not refused:
+                    return None
+                await self._budget_gate.hold_back(refused)
         return None
 
     async def handle_of(self, owned: Claim) -> str:
@@ -244,14 +251,17 @@ class Grants(Service):
         found = await self._context.store.snapshots(Claimable(name, place, self._now(), wanted))
         return [snapshot.execution.id for snapshot in found]
 
-    async def _is_spent(self, candidate: Snapshot) -> bool:
-        """Whether a used-up budget keeps it from starting. A started execution continues."""
+    async def _spent(self, candidate: Snapshot) -> Exhausted | None:
+        """The used-up budget that keeps it from starting. A started execution continues."""
         state = candidate.state
         if not isinstance(state, Ready) or state.next.start not in STARTS:
-            return False
+            return None
         names = await self._budget_gate.known.names_of(candidate.execution)
         known = await self._budget_gate.known.budgets(names) if names else {}
-        return spent(known, names) is not None
+        why = spent(known, names)
+        if why is not None and (seen := watching()) is not None:
+            seen.refused_by_budget(why.dimension)
+        return why
 
     async def _admitted(self, snapshot: Snapshot) -> Snapshot:
         if not await self._budget_gate.check([Taken(snapshot, b"")]):

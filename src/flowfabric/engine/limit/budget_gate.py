@@ -20,7 +20,13 @@ from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Active, Flags, Gate, Lease, Snapshot, Waiting
 from flowfabric.core.limit import spend as rules
 from flowfabric.core.limit.budget import Exhausted, Reservation, spent
-from flowfabric.core.limit.budget_gate import is_start, let_in, take_back, turn_away
+from flowfabric.core.limit.budget_gate import (
+    hold_back,
+    is_start,
+    let_in,
+    take_back,
+    turn_away,
+)
 from flowfabric.core.limit.quota import budget_queue
 from flowfabric.engine.commit.background import Background
 from flowfabric.engine.commit.decide import Decision
@@ -111,6 +117,18 @@ class BudgetGate(Service):
             await self._turn_away(taken, refused)
         return [item for item in taken if item.snapshot.execution.uuid not in refused]
 
+    async def hold_back(self, refused: Sequence[tuple[Snapshot, Exhausted]]) -> None:
+        """Lets executions that no worker has yet wait for their budgets."""
+        decisions = []
+        for snapshot, why in refused:
+            self._note_reset(why)
+            rule = partial(_held_back, why=why)
+            decisions.append(Decision(snapshot.execution.uuid, rule, snapshot))
+        answers = await self._context.decisions.decide_all(decisions)
+        pairs = zip(refused, answers, strict=True)
+        held = [snapshot for (snapshot, _), back in pairs if back is True]
+        await self._releases.give_starts_back(held)
+
     async def let_in_due(self) -> None:
         """Admits what was refused here until a reset that has come since. The sweep finds the
         rest."""
@@ -130,7 +148,7 @@ class BudgetGate(Service):
         """Resets budgets that are due, and releases reservations of dead leases."""
         records = self._context.store.records
         while due := await records.due(BUDGETS, self._now(), PAGE):
-            resets = (self._tried(self._reset_due(budget.name)) for budget in due)
+            resets = (_tried(self._reset_due(budget.name)) for budget in due)
             if not any(await asyncio.gather(*resets)) or len(due) < PAGE:
                 break
         await self._give_back()
@@ -256,7 +274,7 @@ class BudgetGate(Service):
 
     async def _give_back(self) -> None:
         while stale := await self._stale():
-            drops = (self._tried(self._drop(each.id, each.budgets)) for each in stale)
+            drops = (_tried(self._drop(each.id, each.budgets)) for each in stale)
             if not any(await asyncio.gather(*drops)) or len(stale) < PAGE:
                 break
 
@@ -269,13 +287,14 @@ class BudgetGate(Service):
         ask = LedgerNeeds(budgets=budgets, reservations=(id,))
         return await self.ledger.post(ask, lambda ledger, now: rules.drop(ledger, id, now))
 
-    async def _tried(self, work: Coroutine[None, None, T]) -> T | None:
-        """The result of the work; None if it failed and is left to the sweep."""
-        try:
-            return await work
-        except FlowFabricError as error:
-            log.warning("work for a budget failed; the sweep tries again: %s", error)
-            return None
+
+async def _tried(work: Coroutine[None, None, T]) -> T | None:
+    """The result of the work; None if it failed and is left to the sweep."""
+    try:
+        return await work
+    except FlowFabricError as error:
+        log.warning("work for a budget failed; the sweep tries again: %s", error)
+        return None
 
 
 def waited_for(snapshot: Snapshot) -> str | None:
@@ -304,6 +323,10 @@ def _turned_away(
     found: Snapshot | None, now: Millis, *, lease: Lease, why: Exhausted
 ) -> Change[bool]:
     return turn_away(found, now, lease, why)
+
+
+def _held_back(found: Snapshot | None, now: Millis, *, why: Exhausted) -> Change[bool]:
+    return hold_back(found, now, why)
 
 
 def _taken_back(found: Snapshot | None, now: Millis, *, lease: Lease) -> Change[bool]:
