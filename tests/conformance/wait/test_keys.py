@@ -208,15 +208,23 @@ async def test_an_exact_repeat_of_a_rotation_does_nothing(lab: Lab) -> None:
 
 
 async def test_a_key_id_has_one_secret(lab: Lab) -> None:
-    """E-T303: and a retired key does not come back"""
+    """E-T303: also while it is retired"""
     await lab.engine.keys.rotate("a", A)
     with pytest.raises(RotationConflict):
         await lab.engine.keys.rotate("a", B)
     await lab.engine.keys.rotate("b", B)
-    for secret in (A, C):
-        with pytest.raises(RotationConflict):
-            await lab.engine.keys.rotate("a", secret)
+    with pytest.raises(RotationConflict):
+        await lab.engine.keys.rotate("a", C)
     assert (await lab.engine.keys.kids()).current_kid == "b"
+
+
+async def test_a_rotation_can_be_taken_back(lab: Lab) -> None:
+    """FLAW-39: another kid than the current one is a rotation, never a Noop"""
+    await lab.engine.keys.rotate("a", A)
+    await lab.engine.keys.rotate("b", B, grace=GRACE)
+    until = Millis(lab.clock.now() + GRACE)
+    assert await lab.engine.keys.rotate("a", A, grace=GRACE) == Rotated("b", "a", 0)
+    assert await lab.engine.keys.kids() == Kids("a", (("b", until),))
 
 
 async def test_a_key_past_its_grace_is_collected(lab: Lab) -> None:
