@@ -89,7 +89,20 @@ async def test_pages_of_waitpoints_have_their_cursor_in_a_header(
     assert "FlowFabric-Next-Cursor" not in rest.headers
 
 
-@pytest.mark.parametrize("query", [{"limit": 0}, {"limit": 1001}, {"cursor": "nonsense"}])
+@pytest.mark.parametrize(("limit", "shown"), [(0, 1), (1, 1), (1000, 3), (1001, 3), (10**12, 3)])
+async def test_the_limit_of_a_page_of_waitpoints_is_clamped(
+    http: httpx.AsyncClient, lab: Lab, limit: int, shown: int
+) -> None:
+    """§3.40: to 1..1000"""
+    id = await create(http)
+    claim = await lab.claim_one()
+    for number in range(3):
+        await create_waitpoint(lab, claim, f"w{number}")
+    page = await http.get(f"{URL}/{id}/pending-waitpoints", params={"limit": limit})
+    assert len(page.json()) == shown
+
+
+@pytest.mark.parametrize("query", [{"limit": -1}, {"limit": "x"}, {"cursor": "nonsense"}])
 async def test_a_wrong_page_of_waitpoints_is_400(
     http: httpx.AsyncClient, query: dict[str, Any]
 ) -> None:

@@ -72,11 +72,13 @@ async def pending_waitpoints(
     cursor: Annotated[
         str | None, QueryParameter(description=f"The header {NEXT} of the page before")
     ] = None,
-    limit: Annotated[int, QueryParameter(ge=1, le=MAX_PAGE)] = PAGE,
+    limit: Annotated[int, QueryParameter(ge=0)] = PAGE,
 ) -> Response[list[PendingWaitpoint]]:
-    """The open waitpoints by id, as a bare array. If there are more, a header has the cursor."""
+    """The open waitpoints by id, as a bare array. If there are more, a header has the cursor. A
+    page has at least one and at most 1,000, whatever `limit` says."""
     key, engine = await own_run(request, id)
     check_digits(request, "limit")
+    limit = min(max(1, limit), MAX_PAGE)
     after = optional_uuid(cursor, "cursor")
     # One more than is wanted tells whether there are more, except on the largest page.
     found = await engine.suspensions.waitpoints(key, after=after, limit=min(limit + 1, MAX_PAGE))

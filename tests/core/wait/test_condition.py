@@ -9,7 +9,7 @@ import pytest
 
 from flowfabric.core.base.errors import Corruption, Invalid
 from flowfabric.core.base.time import Millis
-from flowfabric.core.wait.condition.check import check_condition
+from flowfabric.core.wait.condition.check import check_condition, check_names
 from flowfabric.core.wait.condition.codec import read_condition, write_condition
 from flowfabric.core.wait.condition.match import blank, match_condition, satisfied
 from flowfabric.core.wait.condition.model import (
@@ -354,7 +354,7 @@ def test_a_number_that_may_be_reached_some_day_is_accepted(kind: CountKind) -> N
 def test_an_empty_name_is_refused_anywhere(faulty: Condition) -> None:
     for condition in (faulty, AllTrue((AnyTrue((faulty,)),))):
         with pytest.raises(Invalid, match="name is empty, use a wildcard"):
-            check_condition(condition)
+            check_names(check_condition(condition))
 
 
 def each(kind: Any, *values: object) -> list[object]:

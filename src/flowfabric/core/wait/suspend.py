@@ -35,7 +35,7 @@ from flowfabric.core.execution.lease import Owner, enter, fence_of, lease_event,
 from flowfabric.core.execution.model import Active, Flags, Lease, Snapshot, Suspended
 from flowfabric.core.execution.policy import SuspensionPolicy
 from flowfabric.core.execution.step import Step
-from flowfabric.core.wait.condition.check import check_condition, check_references
+from flowfabric.core.wait.condition.check import check_condition, check_names, check_references
 from flowfabric.core.wait.condition.codec import write_condition
 from flowfabric.core.wait.condition.match import blank
 from flowfabric.core.wait.condition.model import Condition, Single, TimeoutOnly
@@ -193,6 +193,7 @@ def _check_wait(wait: Wait, now: Millis) -> None:
         check_references(wait.condition, [binding.key for binding in wait.bindings])
     if isinstance(wait.condition, TimeoutOnly) and wait.timeout_at is None:
         raise Invalid("timeout_only_without_deadline")
+    check_names(wait.condition)
     if wait.timeout_at is not None:
         check_moment(wait.timeout_at, "timeout_at")
         if wait.timeout_at + PAST_TOLERANCE < now:
