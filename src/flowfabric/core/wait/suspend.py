@@ -283,6 +283,7 @@ def _suspend(
     lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
         return lease
+    _check_unused(snapshot, request)
     binder = _Binder(snapshot, now, loaded, lease, request)
     suspension = Suspension(
         id=request.id,
@@ -462,6 +463,8 @@ class _Suspending:
     ) -> "Change[NowSuspended | AlreadyMet]":
         """Something that was to be waited for is over: the lease is kept."""
         waits = close_suspension(self._waits(), self._now, suspension, end)
+        if waits.last is not None:
+            waits = replace(waits, last=replace(waits.last, epoch=self._snapshot.head.epoch))
         done = steps_of(suspension, self._now, end)
         outcome = AlreadyMet(suspension.id, tuple(self._binder.bound), done)
         steps = (*self._request.steps, *done)
@@ -600,7 +603,16 @@ def _met(snapshot: Snapshot, owner: Owner, request: Suspend) -> bool:
     last = (snapshot.life.waits or NO_WAITS).last
     if not isinstance(snapshot.state, Active) or last is None or last.id != request.id:
         return False
-    return owner.fence == fence_of(snapshot, snapshot.state.lease)
+    kept = last.epoch == snapshot.head.epoch
+    return kept and owner.fence == fence_of(snapshot, snapshot.state.lease)
+
+
+def _check_unused(snapshot: Snapshot, request: Suspend) -> None:
+    """A suspension that is over is not begun again under its id: what was counted for it would
+    count for the new one as well."""
+    last = (snapshot.life.waits or NO_WAITS).last
+    if last is not None and last.id == request.id:
+        raise Invalid(f"suspension {request.id} is over: a new one needs an id of its own")
 
 
 def _operation(request: Suspend) -> str:
