@@ -89,7 +89,20 @@ async def test_pages_of_waitpoints_have_their_cursor_in_a_header(
     assert "FlowFabric-Next-Cursor" not in rest.headers
 
 
-@pytest.mark.parametrize("query", [{"limit": 0}, {"limit": 1001}, {"cursor": "nonsense"}])
+@pytest.mark.parametrize(("limit", "shown"), [(0, 1), (1, 1), (1000, 3), (1001, 3), (10**12, 3)])
+async def test_the_limit_of_a_page_of_waitpoints_is_clamped(
+    http: httpx.AsyncClient, lab: Lab, limit: int, shown: int
+) -> None:
+    """§3.40: to 1..1000"""
+    id = await create(http)
+    claim = await lab.claim_one()
+    for number in range(3):
+        await create_waitpoint(lab, claim, f"w{number}")
+    page = await http.get(f"{URL}/{id}/pending-waitpoints", params={"limit": limit})
+    assert len(page.json()) == shown
+
+
+@pytest.mark.parametrize("query", [{"limit": -1}, {"limit": "x"}, {"cursor": "nonsense"}])
 async def test_a_wrong_page_of_waitpoints_is_400(
     http: httpx.AsyncClient, query: dict[str, Any]
 ) -> None:
@@ -231,19 +244,33 @@ async def test_an_unknown_waitpoint_is_answered_like_a_wrong_token(
 
 
 async def test_an_empty_token_is_missing(http: httpx.AsyncClient, lab: Lab) -> None:
+    """E-T251"""
     id, ticket = await suspended(http, lab)
-    for run in (id, NOBODY):
-        reply = await http.post(f"{URL}/{run}/signal", json=signal(ticket, waitpoint_token=""))
-        assert error_of(reply, 400)["code"] == "missing_token"
+    reply = await http.post(f"{URL}/{id}/signal", json=signal(ticket, waitpoint_token=""))
+    assert error_of(reply, 400)["code"] == "missing_token"
 
 
+@pytest.mark.parametrize("members", [{}, {"waitpoint_token": ""}, {"waitpoint_token": "a:b"}])
 async def test_an_unknown_execution_is_404_for_a_caller_that_may_read(
-    http: httpx.AsyncClient, lab: Lab
+    http: httpx.AsyncClient, lab: Lab, members: dict[str, Any]
 ) -> None:
+    """§3.34: before the token is looked at"""
     _, ticket = await suspended(http, lab)
     for run in (NOBODY, tagged(NOBODY)):
-        reply = await http.post(f"{URL}/{run}/signal", json=signal(ticket))
+        reply = await http.post(f"{URL}/{run}/signal", json=signal(ticket, **members))
         assert error_of(reply, 404)["error"] == f"execution not found: {run}"
+
+
+async def test_strangers_without_a_token_do_not_learn_which_executions_exist(
+    http: httpx.AsyncClient, lab: Lab
+) -> None:
+    """INV-21"""
+    id, ticket = await suspended(http, lab)
+    async with client_as(lab.engine, None) as outside:
+        for run in (id, NOBODY):
+            body = signal(ticket, waitpoint_token="")
+            reply = await outside.post(f"{URL}/{run}/signal", json=body)
+            assert error_of(reply, 400)["code"] == "missing_token"
 
 
 REQUIRED = [

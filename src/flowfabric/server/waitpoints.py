@@ -8,7 +8,7 @@ from litestar.params import FromPath, JSONBody, QueryParameter
 from msgspec import UNSET, Struct, UnsetType
 
 from flowfabric.core.access.token import AccessScope
-from flowfabric.core.base.errors import MissingToken, NotFound
+from flowfabric.core.base.errors import NotFound
 from flowfabric.core.base.numbers import MAX_COUNT
 from flowfabric.core.base.time import MAX_SPAN, Millis
 from flowfabric.core.wait.model import Effect
@@ -72,11 +72,13 @@ async def pending_waitpoints(
     cursor: Annotated[
         str | None, QueryParameter(description=f"The header {NEXT} of the page before")
     ] = None,
-    limit: Annotated[int, QueryParameter(ge=1, le=MAX_PAGE)] = PAGE,
+    limit: Annotated[int, QueryParameter(ge=0)] = PAGE,
 ) -> Response[list[PendingWaitpoint]]:
-    """The open waitpoints by id, as a bare array. If there are more, a header has the cursor."""
+    """The open waitpoints by id, as a bare array. If there are more, a header has the cursor. A
+    page has at least one and at most 1,000, whatever `limit` says."""
     key, engine = await own_run(request, id)
     check_digits(request, "limit")
+    limit = min(max(1, limit), MAX_PAGE)
     after = optional_uuid(cursor, "cursor")
     # One more than is wanted tells whether there are more, except on the largest page.
     found = await engine.suspensions.waitpoints(key, after=after, limit=min(limit + 1, MAX_PAGE))
@@ -183,8 +185,6 @@ async def deliver_signal(
     server do not learn which executions exist."""
     key, engine = read_id(id), engine_of(request)
     same_id(key, data.execution_id)
-    if not data.waitpoint_token:
-        raise MissingToken("a token is required")
     caller = known_caller(request)
     hidden = caller is None or not caller.sees_all or not caller.allows(AccessScope.READ)
     delivery = _delivery(data, engine.suspensions.new_id())

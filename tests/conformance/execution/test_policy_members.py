@@ -34,6 +34,8 @@ async def parked(lab: Lab, policy: dict[str, Any], **members: Any) -> str:
         ("cancel", PublicState.CANCELLED),
         ("expire", PublicState.EXPIRED),
         ("auto_resume_with_timeout_signal", PublicState.WAITING),
+        ("auto_resume", PublicState.WAITING),
+        ("escalate", PublicState.SUSPENDED),
     ],
 )
 async def test_a_suspension_without_a_timeout_has_that_of_the_policy(

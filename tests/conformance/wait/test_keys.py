@@ -208,15 +208,23 @@ async def test_an_exact_repeat_of_a_rotation_does_nothing(lab: Lab) -> None:
 
 
 async def test_a_key_id_has_one_secret(lab: Lab) -> None:
-    """E-T303: and a retired key does not come back"""
+    """E-T303: also while it is retired"""
     await lab.engine.keys.rotate("a", A)
     with pytest.raises(RotationConflict):
         await lab.engine.keys.rotate("a", B)
     await lab.engine.keys.rotate("b", B)
-    for secret in (A, C):
-        with pytest.raises(RotationConflict):
-            await lab.engine.keys.rotate("a", secret)
+    with pytest.raises(RotationConflict):
+        await lab.engine.keys.rotate("a", C)
     assert (await lab.engine.keys.kids()).current_kid == "b"
+
+
+async def test_a_rotation_can_be_taken_back(lab: Lab) -> None:
+    """FLAW-39: another kid than the current one is a rotation, never a Noop"""
+    await lab.engine.keys.rotate("a", A)
+    await lab.engine.keys.rotate("b", B, grace=GRACE)
+    until = Millis(lab.clock.now() + GRACE)
+    assert await lab.engine.keys.rotate("a", A, grace=GRACE) == Rotated("b", "a", 0)
+    assert await lab.engine.keys.kids() == Kids("a", (("b", until),))
 
 
 async def test_a_key_past_its_grace_is_collected(lab: Lab) -> None:
@@ -313,12 +321,12 @@ async def test_a_token_of_a_collected_key_is_invalid(lab: Lab) -> None:
     await lab.engine.keys.rotate("c", C, grace=GRACE)
     with pytest.raises(InvalidToken):
         await deliver(lab, id, ticket)
-    (listed,) = await lab.engine.suspensions.waitpoints(id)
-    assert listed.token_fingerprint == ""
     # Whoever is to be told now gets one of the current key, for the same waitpoint.
     token = await lab.engine.suspensions.token(id, ticket.id)
     assert token is not None
     assert token.kid == "c"
+    (listed,) = await lab.engine.suspensions.waitpoints(id)
+    assert (listed.token_kid, listed.token_fingerprint) == ("c", token.fingerprint)
     assert await deliver(lab, id, replace(ticket, token=token))
 
 
@@ -327,6 +335,20 @@ async def test_what_waited_through_a_rotation_keeps_its_token(lab: Lab) -> None:
     id, ticket = await signed(lab)
     await lab.engine.keys.rotate("b", B, grace=GRACE)
     assert await lab.engine.suspensions.token(id, ticket.id) == ticket.token
+
+
+async def test_the_list_shows_the_key_of_the_token_that_is_given_out(lab: Lab) -> None:
+    """§3.40: also when the key that signed the first token has retired since"""
+    await lab.engine.keys.rotate("a", A)
+    claim = await lab.running()
+    answer = await suspend(lab, claim)
+    await lab.engine.keys.rotate("b", B, grace=GRACE)
+    for kid in ("a", "b"):
+        token = await lab.engine.suspensions.token(claim.id, answer.primary.id)
+        [seen] = await lab.engine.suspensions.waitpoints(claim.id)
+        assert token is not None
+        assert (seen.token_kid, seen.token_fingerprint) == (kid, token.fingerprint)
+        lab.clock.advance(GRACE + 1)
 
 
 async def test_a_stored_secret_that_is_none_is_told_as_such(lab: Lab) -> None:

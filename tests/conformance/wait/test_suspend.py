@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import (
     AlreadySuspended,
     FenceRequired,
+    Invalid,
     InvalidHandle,
     LeaseExpired,
     LeaseRevoked,
@@ -376,6 +377,21 @@ async def test_the_id_of_a_waitpoint_is_used_once(lab: Lab) -> None:
     both = (Binding(id=new_uuid7(1, 1), key="a"), Binding(id=new_uuid7(1, 1), key="b"))
     with pytest.raises(WaitpointExists):
         await suspend(lab, again, replace(twice, bindings=both))
+    assert await lab.state(claim.id) is PublicState.ACTIVE
+
+
+async def test_an_id_of_a_suspension_that_is_over_is_refused(lab: Lab) -> None:
+    """It was answered as satisfied, though no signal had come."""
+    claim = await lab.running()
+    answer = await suspend(lab, claim)
+    await signal(lab, claim.id, answer.primary)
+    again = await lab.claim_one()
+    with pytest.raises(Invalid, match="id of its own"):
+        await suspend(lab, again, id=answer.suspension)
+    await lab.engine.attempts.delay(again, lab.clock.now())
+    await lab.pass_time(0)
+    with pytest.raises(Invalid, match="id of its own"):
+        await suspend(lab, await lab.claim_one(), id=answer.suspension)
     assert await lab.state(claim.id) is PublicState.ACTIVE
 
 

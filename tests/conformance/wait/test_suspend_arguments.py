@@ -203,21 +203,26 @@ async def test_a_condition_must_be_well_formed(lab: Lab, condition: Condition, d
 
 
 async def test_the_first_fault_is_told(lab: Lab) -> None:
-    """V3, V4, V10 (with V8), V5, V6, V7, V9: each row is at fault in every later way as well."""
+    """V3, V4, V10, V5, V6, V7, V8, V9: each row is at fault in every later way as well."""
     claim = await lab.running()
     past = in_(lab, -PAST_TOLERANCE - 1)
     pending = bindings(lab, "p", use=WaitpointUse.PENDING)
     keyless = (*bindings(lab, "x"), *pending)
+    nameless = Single("y", ByName(""))
     order = [
-        (Wait(condition=Single("y", ByName("")), bindings=keyless), "waitpoint_key_mismatch"),
+        (Wait(condition=nameless, bindings=keyless), "waitpoint_key_mismatch"),
         (
             Wait(condition=AllTrue(()), bindings=keyless),
             "additional_waitpoint_binding_must_be_fresh",
         ),
-        (wait(lab, AllTrue((Single("y"), AnyTrue(()))), "x"), "anyof_empty_members"),
-        (wait(lab, all_waitpoints("y"), "x"), "referenced_waitpoint_key_missing_binding: y"),
-        (wait(lab, all_waitpoints("y"), "y", "x"), "extra_binding_not_referenced_by_condition: x"),
+        (wait(lab, AllTrue((nameless, AnyTrue(()))), "x"), "anyof_empty_members"),
+        (wait(lab, AllTrue((nameless,)), "x"), "referenced_waitpoint_key_missing_binding: y"),
+        (
+            wait(lab, AllTrue((nameless,)), "y", "x"),
+            "extra_binding_not_referenced_by_condition: x",
+        ),
         (wait(lab, TimeoutOnly(), "x"), "timeout_only_without_deadline"),
+        (wait(lab, nameless, "y"), "the signal name is empty"),
         (wait(lab, Single("x"), "x", timeout_at=past), "timeout_at_in_past"),
     ]
     for number, (faulty, word) in enumerate(order):

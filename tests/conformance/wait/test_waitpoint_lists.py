@@ -16,6 +16,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.handle import HandleKind
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.wait.condition.model import (
+    AllTrue,
     AnyTrue,
     ByName,
     Condition,
@@ -79,6 +80,7 @@ async def test_an_active_waitpoint_shows_everything_but_its_token(lab: Lab) -> N
         (AnyTrue((named("no"), named("yes"), named("no"))), {GO: ("no", "yes")}),
         (AnyTrue((named("a1", "a"), named("b1", "b"))), {"a": ("a1",), "b": ("b1",)}),
         (all_waitpoints("a", "b"), {"a": (), "b": ()}),
+        (AllTrue((Single(GO), named("yes"))), {GO: ("yes",)}),
         (Count(2, CountKind.SIGNALS, ("a", "b"), ByName("n")), {"a": ("n",), "b": ("n",)}),
         (OperatorOnly(), {GO: ("__operator_only__",)}),
         (TimeoutOnly(), {GO: ("__timeout_only__",)}),

@@ -9,7 +9,7 @@ import pytest
 
 from flowfabric.core.base.errors import Corruption, Invalid
 from flowfabric.core.base.time import Millis
-from flowfabric.core.wait.condition.check import check_condition
+from flowfabric.core.wait.condition.check import check_condition, check_names
 from flowfabric.core.wait.condition.codec import read_condition, write_condition
 from flowfabric.core.wait.condition.match import blank, match_condition, satisfied
 from flowfabric.core.wait.condition.model import (
@@ -271,7 +271,7 @@ def test_names_are_told_once_in_the_order_of_mention() -> None:
 @pytest.mark.parametrize("any_name", [Single("a"), Count(1, SIGNALS, ("b", "a"))])
 def test_no_names_mean_any_signal(any_name: Condition) -> None:
     assert names_for(any_name, "a") == ()
-    assert names_for(AllTrue((Single("a", ByName("x")), any_name)), "a") == ()
+    assert names_for(AllTrue((any_name, Single("a", ByName("x")))), "a") == ("x",)
 
 
 def test_a_wildcard_elsewhere_does_not_matter() -> None:
@@ -354,7 +354,7 @@ def test_a_number_that_may_be_reached_some_day_is_accepted(kind: CountKind) -> N
 def test_an_empty_name_is_refused_anywhere(faulty: Condition) -> None:
     for condition in (faulty, AllTrue((AnyTrue((faulty,)),))):
         with pytest.raises(Invalid, match="name is empty, use a wildcard"):
-            check_condition(condition)
+            check_names(check_condition(condition))
 
 
 def each(kind: Any, *values: object) -> list[object]:

@@ -151,11 +151,18 @@ class TestRotate:
         with pytest.raises(RotationConflict, match="another secret"):
             rotate(rotated(seeded(), "b"), "a", OTHER, GRACE, NOW)
 
-    @pytest.mark.parametrize("moment", [NOW, at(9_999)])
-    def test_a_retired_key_cannot_become_current_again(self, moment: Millis) -> None:
-        """FLAW-39: neither a Noop nor a revival of what it signed (INV-21)."""
-        with pytest.raises(RotationConflict, match="retired"):
-            rotate(rotated(seeded(), "b"), "a", SECRET, GRACE, moment)
+    def test_a_retired_key_becomes_current_again(self) -> None:
+        """FLAW-39: a rotation is taken back, which is no Noop"""
+        ring, outcome = rotate(rotated(seeded(), "b"), "a", SECRET, GRACE, at(1_050))
+        assert outcome == Rotated("b", "a", 0)
+        assert kids(ring, at(1_050)) == Kids("a", (("b", at(1_150)),))
+
+    @pytest.mark.parametrize("secret", [SECRET, OTHER])
+    def test_a_kid_past_its_grace_is_free(self, secret: str) -> None:
+        """FLAW-39: its key is collected first, as if the kid were new"""
+        ring, outcome = rotate(rotated(seeded(), "b"), "a", secret, GRACE, at(1_101))
+        assert outcome == Rotated("b", "a", 1)
+        assert (set(ring.keys), ring.keys["a"].secret) == ({"a", "b"}, secret)
 
     def test_a_key_past_its_grace_is_collected(self) -> None:
         """E-T304"""
@@ -325,7 +332,7 @@ class TestNothingIsShown:
             lambda: rotate(seeded(), "b", SECRET + "0", GRACE, NOW),
             lambda: rotate(seeded(), "b", SECRET, at(-1), NOW),
             lambda: rotate(seeded("a", OTHER), "a", SECRET, GRACE, NOW),
-            lambda: rotate(rotated(seeded(), "b"), "a", SECRET, GRACE, NOW),
+            lambda: rotate(rotated(seeded("a", OTHER), "b"), "a", SECRET, GRACE, NOW),
             lambda: kid_of(SECRET + "0"),
             lambda: secret_of(Keyring(keys={"a": Key(secret=SECRET + "0")}), "a"),
             lambda: secret_of(seeded(), "b"),
@@ -373,24 +380,23 @@ class RingMachine(RuleBasedStateMachine):
 
     @rule(kid=names, secret=secrets_, grace=st.integers(0, 100))
     def rotate(self, kid: str, secret: str, grace: int) -> None:
-        if kid in self.secrets:
-            self.repeat(kid, secret, at(grace))
-            return
-        self.ring, outcome = rotate(self.ring, kid, secret, at(grace), at(self.now))
         gone = [old for old, end in self.ends.items() if end < self.now]
+        if kid not in gone and self.secrets.get(kid, secret) != secret:
+            with pytest.raises(RotationConflict):
+                rotate(self.ring, kid, secret, at(grace), at(self.now))
+            return
+        before = self.ring
+        self.ring, outcome = rotate(before, kid, secret, at(grace), at(self.now))
+        if kid == self.current:
+            assert (self.ring, outcome) == (before, Noop(kid))
+            return
         assert outcome == Rotated(self.current, kid, len(gone))
         for old in gone:
             del self.secrets[old], self.ends[old]
         if self.current is not None:
             self.ends[self.current] = self.now + grace
+        self.ends.pop(kid, None)
         self.secrets[kid], self.current = secret, kid
-
-    def repeat(self, kid: str, secret: str, grace: Millis) -> None:
-        if kid == self.current and secret == self.secrets[kid]:
-            assert rotate(self.ring, kid, secret, grace, at(self.now)) == (self.ring, Noop(kid))
-            return
-        with pytest.raises(RotationConflict):
-            rotate(self.ring, kid, secret, grace, at(self.now))
 
     @invariant()
     def the_ring_is_what_the_model_says(self) -> None:

@@ -189,6 +189,8 @@ def _parse(data: bytes) -> Policy:
     members = _members(data)
     if "routing_requirements" in members:
         members["routing_requirements"] = _routing(members["routing_requirements"])
+    if "suspension_policy" in members:
+        members["suspension_policy"] = _suspension(members["suspension_policy"])
     try:
         return _limited(from_members(Policy, members))
     except msgspec.ValidationError as error:
@@ -254,6 +256,13 @@ def _routing(members: object) -> dict[str, Any]:
         return members
     tokens = check_capabilities(members["required_capabilities"], "required")
     return {**members, "required_capabilities": tokens}
+
+
+def _suspension(members: object) -> object:
+    """With the long word of a behaviour: only that one is stored."""
+    if not isinstance(members, dict) or members.get("timeout_behavior") != "auto_resume":
+        return members
+    return {**members, "timeout_behavior": "auto_resume_with_timeout_signal"}
 
 
 def _span(value: int | None) -> Millis | None:

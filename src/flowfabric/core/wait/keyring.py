@@ -130,25 +130,26 @@ def rotate(
 ) -> tuple[Keyring, Rotated | Noop]:
     """Makes `kid` the current key; the previous one verifies until `now + grace`, inclusive.
 
-    Keys past their grace are collected, any number of others stay in theirs. `RotationConflict`
-    for a kid the ring knows, unless this very key is current: neither may its secret change, nor
-    can a retired one become current again, for what it signed long ago would be valid again.
+    Keys past their grace are collected, any number of others stay in theirs. A retired key may
+    become current again, so that a rotation can be taken back. `RotationConflict` for another
+    secret of a kid whose tokens are still accepted.
     """
     key = Key(secret=secret, created_at=now)
     del secret
     check_kid(kid)
     _check_secret(key, least=2, most=MAX_SECRET_DIGITS)
     _check_grace(grace)
-    if kid in ring.keys:
-        return ring, _repeated(ring, kid, key)
+    valid = {old: was for old, was in ring.keys.items() if verifies(ring, old, now)}
+    if kid in valid and not _same_secret(valid[kid], key):
+        raise RotationConflict("this key id is known with another secret")
+    if kid == ring.current:
+        return ring, Noop(kid)
     kept = {
         old: replace(was, until=Millis(now + grace)) if old == ring.current else was
-        for old, was in ring.keys.items()
-        if verifies(ring, old, now)
+        for old, was in valid.items()
     }
-    collected = len(ring.keys) - len(kept)
     rotated = replace(ring, current=kid, keys={**kept, kid: key})
-    return rotated, Rotated(ring.current, kid, collected)
+    return rotated, Rotated(ring.current, kid, len(ring.keys) - len(valid))
 
 
 def kids(ring: Keyring, now: Millis) -> Kids:
@@ -247,14 +248,6 @@ def _check_secret(key: Key, *, least: int, most: int) -> None:
 def _check_grace(grace: object) -> None:
     if type(grace) is not int or not 0 <= grace <= MAX_GRACE:
         raise InvalidGrace("a grace period is a whole number of milliseconds, 0 to 2^53 - 1")
-
-
-def _repeated(ring: Keyring, kid: str, key: Key) -> Noop:
-    if not _same_secret(ring.keys[kid], key):
-        raise RotationConflict("this key id is known with another secret")
-    if kid != ring.current:
-        raise RotationConflict("this key is retired and cannot become current again")
-    return Noop(kid)
 
 
 def _same_secret(one: Key, other: Key) -> bool:

@@ -261,13 +261,15 @@ class Suspension(Document, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Closed(Struct, frozen=True, omit_defaults=True):
-    """How the last suspension of the execution ended."""
+    """How the last suspension of the execution ended. `epoch` is that of the lease which was kept
+    because the suspension was satisfied at once, 0 if the lease was given up."""
 
     id: UUID
     attempt: int
     at: Millis
     reason: str
     closer: UUID | None = None
+    epoch: int = 0
 
 
 class Waits(Document, frozen=True, kw_only=True, omit_defaults=True):

@@ -35,7 +35,7 @@ from flowfabric.core.execution.lease import Owner, enter, fence_of, lease_event,
 from flowfabric.core.execution.model import Active, Flags, Lease, Snapshot, Suspended
 from flowfabric.core.execution.policy import SuspensionPolicy
 from flowfabric.core.execution.step import Step
-from flowfabric.core.wait.condition.check import check_condition, check_references
+from flowfabric.core.wait.condition.check import check_condition, check_names, check_references
 from flowfabric.core.wait.condition.codec import write_condition
 from flowfabric.core.wait.condition.match import blank
 from flowfabric.core.wait.condition.model import Condition, Single, TimeoutOnly
@@ -193,6 +193,7 @@ def _check_wait(wait: Wait, now: Millis) -> None:
         check_references(wait.condition, [binding.key for binding in wait.bindings])
     if isinstance(wait.condition, TimeoutOnly) and wait.timeout_at is None:
         raise Invalid("timeout_only_without_deadline")
+    check_names(wait.condition)
     if wait.timeout_at is not None:
         check_moment(wait.timeout_at, "timeout_at")
         if wait.timeout_at + PAST_TOLERANCE < now:
@@ -282,6 +283,7 @@ def _suspend(
     lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
         return lease
+    _check_unused(snapshot, request)
     binder = _Binder(snapshot, now, loaded, lease, request)
     suspension = Suspension(
         id=request.id,
@@ -461,6 +463,8 @@ class _Suspending:
     ) -> "Change[NowSuspended | AlreadyMet]":
         """Something that was to be waited for is over: the lease is kept."""
         waits = close_suspension(self._waits(), self._now, suspension, end)
+        if waits.last is not None:
+            waits = replace(waits, last=replace(waits.last, epoch=self._snapshot.head.epoch))
         done = steps_of(suspension, self._now, end)
         outcome = AlreadyMet(suspension.id, tuple(self._binder.bound), done)
         steps = (*self._request.steps, *done)
@@ -599,7 +603,16 @@ def _met(snapshot: Snapshot, owner: Owner, request: Suspend) -> bool:
     last = (snapshot.life.waits or NO_WAITS).last
     if not isinstance(snapshot.state, Active) or last is None or last.id != request.id:
         return False
-    return owner.fence == fence_of(snapshot, snapshot.state.lease)
+    kept = last.epoch == snapshot.head.epoch
+    return kept and owner.fence == fence_of(snapshot, snapshot.state.lease)
+
+
+def _check_unused(snapshot: Snapshot, request: Suspend) -> None:
+    """A suspension that is over is not begun again under its id: what was counted for it would
+    count for the new one as well."""
+    last = (snapshot.life.waits or NO_WAITS).last
+    if last is not None and last.id == request.id:
+        raise Invalid(f"suspension {request.id} is over: a new one needs an id of its own")
 
 
 def _operation(request: Suspend) -> str:

@@ -351,8 +351,10 @@ class Suspensions(Service):
         snapshot = await self._load(id)
         if snapshot is None:
             raise NotFound("execution", id)
+        ring, now = await self._context.ring.read(), self._now()
         rows = await self._rows(snapshot)
-        found = waitpoint_rules.describe(snapshot, rows, await self._context.ring.read())
+        shown = {id: _signable(ring, row, now) for id, row in rows.items()}
+        found = waitpoint_rules.describe(snapshot, shown, ring)
         return [item for item in found if cursor is None or item.id > cursor][:wanted]
 
     async def terms(self, uuid: UUID, waitpoint: UUID) -> Terms | None:

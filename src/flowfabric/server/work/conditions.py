@@ -32,7 +32,9 @@ from flowfabric.server.wire import json_text
 from flowfabric.server.work.bodies import SuspendRun
 
 _BARE: dict[str, Condition] = {"OperatorOnly": OperatorOnly(), "TimeoutOnly": TimeoutOnly()}
-_BEHAVIOURS = {"AutoResumeWithTimeoutSignal": Behaviour.AUTO_RESUME}
+_BEHAVIOURS = dict.fromkeys(
+    ("AutoResumeWithTimeoutSignal", "AutoResume", "auto_resume"), Behaviour.AUTO_RESUME
+)
 
 
 def wanted_condition(data: SuspendRun, key: str) -> Condition:

@@ -30,13 +30,23 @@ MAX_LEAVES = 1_000
 
 
 def check_condition(condition: object) -> Condition:
-    """`condition` if an execution may wait for it; the first fault in pre-order otherwise."""
+    """`condition` if its structure is sound; the first fault in pre-order otherwise. Empty names
+    are for `check_names`: keys without a waitpoint are reported before them."""
     weight = 0
     for node, depth, path in _nodes(condition, 1, ""):
         weight += _check_node(node, depth, path or "<root>")
         if weight > MAX_LEAVES:
             raise Invalid(f"a condition may have {MAX_LEAVES} leaves, this one has more")
     return cast(Condition, condition)
+
+
+def check_names(condition: Condition) -> None:
+    """No signal is waited for by an empty name."""
+    for node, _, path in _nodes(condition, 1, ""):
+        matcher = node.matcher if isinstance(node, Single | Count) else None
+        if isinstance(matcher, ByName) and not matcher.name:
+            at = path or "<root>"
+            raise Invalid(f"the signal name is empty, use a wildcard to accept any name, at {at}")
 
 
 def check_references(condition: Condition, keys: list[str]) -> None:
@@ -125,5 +135,4 @@ def _check_matcher(matcher: object, path: str) -> None:
         return
     if not isinstance(matcher, ByName):
         raise Invalid(f"a matcher is expected, not {type(matcher).__name__}, at {path}")
-    if not check_signal_name(matcher.name, f"the signal name at {path}"):
-        raise Invalid(f"the signal name is empty, use a wildcard to accept any name, at {path}")
+    check_signal_name(matcher.name, f"the signal name at {path}")

@@ -97,14 +97,14 @@ def keys_of(condition: Condition) -> tuple[str, ...]:
 
 
 def names_for(condition: Condition, key: str) -> tuple[str, ...]:
-    """The names of signals the condition waits for at this waitpoint; none means any signal."""
+    """The names of signals the condition waits for at this waitpoint, each once; none means any
+    signal. Where it waits for any signal besides a name, the name is still required."""
     if isinstance(condition, OperatorOnly):
         return ("__operator_only__",)
     if isinstance(condition, TimeoutOnly):
         return ("__timeout_only__",)
     matchers = [leaf_matcher(leaf) for leaf in leaves(condition) if key in leaf_keys(leaf)]
-    named = [matcher.name for matcher in matchers if isinstance(matcher, ByName)]
-    return tuple(dict.fromkeys(named)) if len(named) == len(matchers) else ()
+    return tuple(dict.fromkeys(each.name for each in matchers if isinstance(each, ByName)))
 
 
 def leaves(condition: Condition) -> Iterator[Leaf]:
