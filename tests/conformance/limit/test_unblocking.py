@@ -1,6 +1,8 @@
 """The sweep undoes blocks whose cause is gone. Coordination §4.6, §2.7, C-T98, C-T103, F-45, and
 execution §3.28."""
 
+from typing import Any
+
 import pytest
 
 from flowfabric.core.base.errors import NotEligible, Unavailable
@@ -17,7 +19,7 @@ BUDGET, QUOTA, ROUTE = "waiting_for_budget", "waiting_for_quota", "waiting_for_c
 GPU = {"routing_requirements": {"required_capabilities": ["cuda", "gpu"]}}
 
 
-async def blocked(lab: Lab, reason: str, **members: object) -> ExecutionId:
+async def blocked(lab: Lab, reason: str, **members: Any) -> ExecutionId:
     id = await lab.submit(**members)
     await lab.engine.settle()
     await lab.engine.executions.block(id, reason, "because")
@@ -34,9 +36,9 @@ async def looked(lab: Lab, millis: int = LOOK_AGAIN) -> None:
     await lab.engine.settle()
 
 
-async def offer(lab: Lab, instance: str, *capabilities: str, **more: str) -> None:
+async def offer(lab: Lab, instance: str, *capabilities: str, namespace: str = "default") -> None:
     await lab.engine.workers.register(
-        Presence(worker="w", instance=instance, capabilities=capabilities, **more)
+        Presence(worker="w", instance=instance, capabilities=capabilities, namespace=namespace)
     )
 
 
