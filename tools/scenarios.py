@@ -50,7 +50,6 @@ LATER = {
 
 OVERRIDDEN = {
     "the handle is our own opaque, signed text": "E-T017",
-    "capability mismatch is a reported reason, never a state": "E-T067 E-T068 C-T104",
     "an active execution is reported as active to every kind of claim": "E-T062 E-T087",
     "a stale fence is always reported as stale": "E-T096",
     "the state after a lost or revoked lease is S6 or S7": "E-T098 E-T100",

@@ -178,7 +178,7 @@ class Block:
         return engine.executions.block(life.id, self.reason)
 
     def model(self, life: Life, lease_id: UUID, now: int) -> Answers:
-        return life.block(self.reason)
+        return life.block(self.reason, now)
 
 
 @dataclass(frozen=True)

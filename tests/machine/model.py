@@ -22,6 +22,9 @@ from tests.machine.words import (
     one,
 )
 
+LOOK_AGAIN = 5_000
+"""How long after a block it is asked whether its cause is gone, and how often since."""
+
 
 @dataclass
 class Life(Sleeper):
@@ -234,12 +237,13 @@ class Life(Sleeper):
         self.told.append("replayed")
         return one("Replayed", "waiting")
 
-    def block(self, reason: str) -> Answers:
+    def block(self, reason: str, now: int) -> Answers:
         if self.stage is Stage.ENDED:
             raise Refused("NotActive")
         self._must_be(Stage.WAITING, "NotEligible")
         self._move(Stage.BLOCKED)
         self.why = reason
+        self.until = None if reason.startswith("paused") else now + LOOK_AGAIN
         return one("Blocked")
 
     def unblock(self, expected: str | None = None) -> Answers:
@@ -281,10 +285,20 @@ class Life(Sleeper):
             steps = (self.expire, self.mark_expired, self.expire_suspension)
             if any(step(now) != nothing for step in steps):
                 continue
-            if self.stage is Stage.DELAYED and self.until is not None and self.until <= now:
+            passed = self.until is not None and self.until <= now
+            if self.stage is Stage.DELAYED and passed:
                 self._move(Stage.WAITING)
+            elif self.stage is Stage.BLOCKED and passed:
+                self._question_block(now)
             else:
                 self.expire_doors(now)
+
+    def _question_block(self, now: int) -> None:
+        """No budget and no quota is in the way here, and no worker is registered."""
+        self.until = now + LOOK_AGAIN
+        self._moved()
+        if self.why != "waiting_for_capable_worker":
+            self._move(Stage.WAITING)
 
     def trim(self, now: int, retention: int) -> bool:
         """Deletes what ended long enough ago; the execution's own retention comes first."""

@@ -128,7 +128,7 @@ class QuotaView:
         if self.final:
             return []
         found = [self.alarm]
-        if self.stage is Stage.DELAYED:
+        if self.stage in (Stage.DELAYED, Stage.BLOCKED):
             found.append(self.until)
         if self.sleep is not None:
             found.append(self.sleep.timeout_at)

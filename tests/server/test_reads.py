@@ -12,6 +12,7 @@ from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.engine import Engine
 from tests.kit.http import EXECUTION as NEW
 from tests.kit.http import NOBODY
+from tests.kit.lab import TTL, Lab
 
 pytestmark = pytest.mark.rules
 
@@ -177,6 +178,31 @@ async def test_lists_answer(http: httpx.AsyncClient, path: str) -> None:
     await make(http)
     reply = await http.get(path)
     assert reply.status_code == 200, reply.text
+
+
+async def test_expired_leases_are_paged(http: httpx.AsyncClient, lab: Lab) -> None:
+    """C-T132, §7.5, F-59: by moment and id, of one namespace, as of another moment"""
+    held = [await lab.running(namespace=place) for place in ("a", "b", "a")]
+
+    async def get(**asked: Any) -> dict[str, Any]:
+        reply = await http.get("/v1/leases/expired", params=asked)
+        assert reply.status_code == 200, reply.text
+        page: dict[str, Any] = reply.json()
+        return page
+
+    assert await get() == {"leases": [], "next_cursor": None}
+    end = held[0].lease.expires_at
+    assert (await get(as_of=end - 1))["leases"] == []
+    assert len((await get(as_of=end))["leases"]) == 3
+    lab.clock.advance(TTL)
+    first = await get(limit=2)
+    rest = await get(limit=2, cursor=first["next_cursor"])
+    assert rest["next_cursor"] is None
+    found = [lease["lease_id"] for lease in first["leases"] + rest["leases"]]
+    assert found == [str(claim.lease.id) for claim in held]
+    assert len((await get(namespace="a"))["leases"]) == 2
+    for bad in ({"cursor": "x"}, {"as_of": "x"}, {"as_of": -1}, {"limit": -1}):
+        assert (await http.get("/v1/leases/expired", params=bad)).status_code == 400
 
 
 async def test_a_paused_lane_says_who_and_why(http: httpx.AsyncClient) -> None:

@@ -526,7 +526,8 @@ async def block(
     ] = Blocking.OPERATOR,
     detail: Annotated[str | None, Option(help="An explanation for people.")] = None,
 ) -> ExitCode:
-    """Keep waiting runs from being claimed until `unblock`."""
+    """Keep waiting runs from being claimed until `unblock`. A block for a budget, a quota or a
+    capable worker ends by itself when that is there."""
 
     async def act(id: str) -> PublicState | None:
         await engine.executions.block(id, reason, detail)

@@ -34,6 +34,7 @@ from flowfabric.engine.flow.dispatch import FlowDispatcher
 from flowfabric.engine.flow.flows import Flows
 from flowfabric.engine.flow.resolver import FlowResolver
 from flowfabric.engine.flow.views import FlowViews
+from flowfabric.engine.limit.blocks import Blocks
 from flowfabric.engine.limit.budget_gate import BudgetGate
 from flowfabric.engine.limit.budgets import Budgets
 from flowfabric.engine.limit.known import KnownLimits
@@ -103,6 +104,7 @@ class Engine:
             self.schedules,
             self._dispatcher,
             self._limits,
+            Blocks(context, self._budget_gate),
             self.workers,
             self.code_gate,
             self.streams,

@@ -20,6 +20,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import operator
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Snapshot
+from flowfabric.core.execution.operator import BlockInQuestion
 from flowfabric.engine.commit.background import Background
 from flowfabric.engine.commit.decide import Decision
 from flowfabric.engine.commit.observer import timed
@@ -32,6 +33,7 @@ from flowfabric.engine.execution.schedules import Schedules
 from flowfabric.engine.execution.streams import Streams
 from flowfabric.engine.execution.webhooks import Webhooks
 from flowfabric.engine.flow.dispatch import FlowDispatcher
+from flowfabric.engine.limit.blocks import Blocks
 from flowfabric.engine.limit.sweep import LimitSweep
 from flowfabric.engine.workers import Workers
 from flowfabric.store.hints import Topic
@@ -67,6 +69,7 @@ class Swept(Struct, frozen=True):
     schedules: Schedules
     dispatcher: FlowDispatcher
     limits: LimitSweep
+    blocks: Blocks
     workers: Workers
     code_gate: CodeGate
     streams: Streams
@@ -172,6 +175,9 @@ class Sweep(Service):
                 [Decision(uuid, self._rule()) for uuid in fresh]
             )
             await self._tell(fresh, answers)
+            blocked = [each.uuid for each in answers if isinstance(each, BlockInQuestion)]
+            if blocked:
+                await self._swept.blocks.look(blocked)
         return len(looked_at)
 
     async def _tell(self, uuids: Sequence[UUID], answers: Sequence[object]) -> None:

@@ -20,7 +20,7 @@ from flowfabric.server.context import context_of, engine_of
 from flowfabric.server.documents import document, plain, respond_page
 from flowfabric.server.overview_reader import OverviewAnswer
 from flowfabric.server.parameters import Cursor, Namespace, PageLimit, visible_namespace
-from flowfabric.server.shown import also, listing, page, shown
+from flowfabric.server.shown import also, page, shown
 from flowfabric.server.wire import read_id, respond
 from flowfabric.store.queries import Counts, ExpiredLease
 
@@ -170,14 +170,28 @@ async def _waitpoints(engine: Engine, suspended: SuspendedExecution) -> list[Ope
         return []
 
 
-@get("/v1/leases/expired", opt=needs("read", shows=listing("leases", shown(ExpiredLease))))
+@get("/v1/leases/expired", opt=needs("read", shows=page("leases", shown(ExpiredLease))))
 async def expired_leases(
-    request: Request[Any, Any, Any], limit: PageLimit = 100
+    request: Request[Any, Any, Any],
+    namespace: Namespace = None,
+    as_of: FromQuery[int | None] = None,
+    cursor: Cursor = None,
+    limit: PageLimit = 100,
 ) -> Response[dict[str, Any]]:
-    """Leases that ran out and were not taken over yet, for a supervisor that reclaims."""
+    """Leases that ran out and were not taken over yet, the earliest first, for a supervisor that
+    reclaims; with `as_of` those that run out until that moment."""
     check_everywhere(caller_of(request))
-    found = await engine_of(request).claims.expired(limit=limit)
-    return respond({"leases": [plain(each) for each in found]})
+    found = await engine_of(request).claims.expired(
+        as_of=None if as_of is None else Millis(as_of),
+        after=None if cursor is None else _read_cursor(cursor),
+        limit=limit,
+        namespace=namespace,
+    )
+    return respond_page("leases", found, limit, _lease_cursor, plain)
+
+
+def _lease_cursor(each: ExpiredLease) -> str:
+    return f"{each.expires_at}~{each.id}"
 
 
 def _write_cursor(each: SuspendedExecution) -> str:

@@ -51,6 +51,23 @@ async def test_a_budget_is_made_once_and_defined_as_often_as_one_likes(lab: Lab)
     assert await budgets.define(tokens(name="other")) == Created("other")
 
 
+async def test_nothing_more_is_still_above_a_limit(lab: Lab) -> None:
+    """C-T80, C-T81, §2.2: what counts is the new value of every dimension that is reported"""
+    await make(lab, hard=10, soft=5)
+    assert await spend(lab, 0) == Spent()
+    assert isinstance(await spend(lab, 6), SoftBreach)
+    assert await spend(lab, 0) == SoftBreach("team", "tokens", 6, 5)
+    await lab.engine.budgets.spend("team", {"calls": 1})
+    assert (await lab.engine.budgets.get("team")).soft_breaches == 2
+    await spend(lab, 4)
+    assert isinstance(await spend(lab, 0), SoftBreach)  # at the limit, and not over it
+    await lab.engine.budgets.define(tokens(9))
+    assert await spend(lab, 0) == HardBreach("team", "tokens", 10, 9)
+    both = await lab.engine.budgets.spend("team", {"tokens": 0, "calls": 1})
+    assert isinstance(both, HardBreach)
+    assert (await lab.engine.budgets.get("team")).used == {"tokens": 10, "calls": 1}
+
+
 async def test_budgets_are_listed_by_name(lab: Lab) -> None:
     for name in ("c", "a", "b"):
         await make(lab, name=name)

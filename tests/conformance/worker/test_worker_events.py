@@ -9,11 +9,12 @@ from uuid import UUID
 
 import pytest
 
+from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import Family, StoredEvent
 from flowfabric.core.execution.model import WorkerIdentity
-from flowfabric.core.execution.registry import NotRegistered, Presence
+from flowfabric.core.execution.registry import Marked, NotRegistered, Presence
 from tests.kit import situations
 from tests.kit.damage import spoil
 from tests.kit.lab import Lab
@@ -63,6 +64,17 @@ async def test_other_capabilities_are_a_transition(lab: Lab) -> None:
     assert (registered.registry, changed.registry) == ("registered", "changed")
     assert changed.detail is not None
     assert changed.detail["capabilities"] == ["gpu"]
+
+
+async def test_a_reason_is_any_text_without_control_characters(lab: Lab) -> None:
+    """C-T132, §7.3"""
+    for reason in ("power\u00a0cut", "a\u2028b", "\u200d"):
+        await lab.engine.workers.register(ada())
+        assert await lab.engine.workers.mark_dead("ada-1", reason=reason) == Marked()
+        assert (await told(lab))[-1].reason == reason
+    for reason in ("a\tb", "a\x7f", "a\x85b"):
+        with pytest.raises(Invalid):
+            await lab.engine.workers.mark_dead("ada-1", reason=reason)
 
 
 async def test_a_dead_worker_is_reported_once_with_the_reason(lab: Lab) -> None:

@@ -12,10 +12,17 @@ from collections.abc import Iterator
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Flags, Gate, Life, Next, Ready, Waiting
+from flowfabric.core.execution.status import Blocking
 from flowfabric.core.flow.join import JoinState
 
 DELAYS = frozenset({Gate.DELAY, Gate.BACKOFF, Gate.RESUME_DELAY, Gate.WORKER_DELAY})
 """The gates that time alone opens."""
+
+LOOK_AGAIN = Millis(5_000)
+"""How often it is asked whether the cause of a block is gone."""
+
+CAUSES = frozenset({Blocking.BUDGET, Blocking.QUOTA, Blocking.CAPABLE_WORKER})
+"""Blocks that have a cause, so that they end with it. The others end when a person says so."""
 
 # A plain number, because flags are slow and every submission is tested.
 _LIMITS = int(Flags.LIMITS)
@@ -24,9 +31,17 @@ _LIMITS = int(Flags.LIMITS)
 def admit(life: Life, next: Next, now: Millis, flags: Flags) -> Waiting | Ready:
     """The state at `now` of an execution that wants to run."""
     for gate in closed(life, now, flags):
-        due_at = life.not_before if gate in DELAYS else None
-        return Waiting(gate=gate, next=next, due_at=due_at)
+        return Waiting(gate=gate, next=next, due_at=_due_at(gate, life, now))
     return Ready(next=next)
+
+
+def _due_at(gate: Gate, life: Life, now: Millis) -> Millis | None:
+    if gate in DELAYS:
+        return life.not_before
+    # The code gate looks after runs that are blocked by code.
+    if gate is Gate.BLOCKED and life.blocked in CAUSES and life.code is None:
+        return Millis(now + LOOK_AGAIN)
+    return None
 
 
 def closed(life: Life, now: Millis, flags: Flags) -> Iterator[Gate]:

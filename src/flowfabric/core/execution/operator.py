@@ -24,7 +24,7 @@ from flowfabric.core.execution.change import Change, fold, unchanged
 from flowfabric.core.execution.cleanup import CleanedUp
 from flowfabric.core.execution.ending import end, event_of
 from flowfabric.core.execution.event import EventKind
-from flowfabric.core.execution.gate import DELAYS, admit
+from flowfabric.core.execution.gate import CAUSES, DELAYS, LOOK_AGAIN, admit
 from flowfabric.core.execution.lease import (
     AlreadySatisfied,
     Owner,
@@ -94,6 +94,12 @@ class Replayed(Struct, frozen=True):
 
 class Blocked(Struct, frozen=True):
     id: ExecutionId
+
+
+class BlockInQuestion(Struct, frozen=True):
+    """It is time to ask whether the cause of a block is gone; the next time was written down."""
+
+    uuid: UUID
 
 
 class Unblocked(Struct, frozen=True):
@@ -236,7 +242,8 @@ def check_replay(snapshot: Snapshot) -> Ended:
 def block(
     snapshot: Snapshot | None, now: Millis, reason: str, detail: str | None = None
 ) -> "Change[Blocked]":
-    """Keeps an eligible execution from being claimed until it is unblocked."""
+    """Keeps an eligible execution from being claimed until it is unblocked. The sweep undoes
+    a block that has a cause once the cause is gone."""
     snapshot = present(snapshot)
     if isinstance(snapshot.state, Ended):
         raise not_active(snapshot)
@@ -299,6 +306,11 @@ def _due(
             life = replace(snapshot.life, not_before=None, delay=None, touched_at=now)
             after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
             return Change(outcome=after, before=snapshot, after=after)
+        case Waiting(gate=Gate.BLOCKED, due_at=int() as at) as state if (
+            at <= now and snapshot.life.blocked in CAUSES
+        ):
+            after = snapshot.to(replace(state, due_at=Millis(now + LOOK_AGAIN)))
+            return Change(BlockInQuestion(snapshot.execution.uuid), snapshot, after)
         case Waiting(gate=Gate.INBOX, due_at=int() as at) if at <= now:
             return _end_refused(snapshot, now)
         case Waiting(gate=Gate.UNSEALED, due_at=int() as at) if at <= now:

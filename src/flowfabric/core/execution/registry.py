@@ -3,6 +3,7 @@
 It is advisory: it authorises nothing and ends no lease. A worker need not register to claim.
 """
 
+import unicodedata
 from uuid import UUID
 
 from msgspec import Struct, field
@@ -171,7 +172,7 @@ def check_wanted(lane: object, kind: object, capabilities: object, alive: object
 
 def check_reason(reason: object) -> str:
     text = check_text(reason, "reason", limit=MAX_MARK_REASON)
-    if not text.isprintable():
+    if any(unicodedata.category(character) == "Cc" for character in text):
         raise Invalid("the reason contains control characters")
     return text
 

@@ -326,7 +326,7 @@ def _breach(budgets: Iterable[Budget], amounts: Amounts) -> HardBreach | None:
     for budget in budgets:
         for dimension, amount in sorted(amounts.items()):
             taken, hard = budget.taken(dimension), budget.hard(dimension)
-            if hard is not None and budget.strict and amount and taken + amount > hard:
+            if hard is not None and budget.strict and taken + amount > hard:
                 return HardBreach(budget.name, dimension, taken, hard, budget.on_hard)
             if taken + amount > MAX_AMOUNT:
                 raise Invalid(f"budget {budget.name!r} cannot count that many {dimension}")
@@ -368,7 +368,7 @@ def _count_bounded(ledger: BudgetLedger, budget: Budget, amounts: Amounts, now: 
         if fits[dimension] < amount:
             excess = amount - fits[dimension]
             over.append(Overrun(budget.name, dimension, taken + fits[dimension], bound, excess))
-    counted = _count(ledger, budget, fits, now)
+    counted = _count(ledger, budget, {name: n for name, n in fits.items() if n}, now)
     if not over:
         return counted
     after = ledger.budgets[budget.name]
@@ -380,8 +380,6 @@ def _count_bounded(ledger: BudgetLedger, budget: Budget, amounts: Amounts, now: 
 
 def _soft_breach(budget: Budget, amounts: Amounts) -> SoftBreach | None:
     for dimension in sorted(amounts):
-        if not amounts[dimension]:
-            continue
         used = budget.used.get(dimension, 0)
         limits = [budget.soft(dimension), None if budget.strict else budget.hard(dimension)]
         for limit in limits:

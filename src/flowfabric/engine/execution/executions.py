@@ -217,7 +217,9 @@ class Executions(Service):
         return found
 
     async def block(self, id: str, reason: str, detail: str | None = None) -> Blocked:
-        """Keeps an eligible execution from being claimed."""
+        """Keeps an eligible execution from being claimed. If it is blocked for a budget, a quota or
+        a capable worker, the sweep asks every five seconds whether that is gone, and unblocks
+        it."""
         check_text(reason, "reason", limit=MAX_REASON)
         if detail is not None:
             check_text(detail, "detail", limit=MAX_REASON)
