@@ -126,5 +126,6 @@ def check_new_attempt(attempt: object) -> NewAttempt:
         id=None if given.id is None else parse_uuid(given.id, "attempt"),
         policy=policy,
         timeout=timeout,
-        deadline_at=None if deadline is None else check_moment(deadline, "deadline"),
+        # zero is not set
+        deadline_at=None if deadline is None else check_moment(deadline, "deadline") or None,
     )
