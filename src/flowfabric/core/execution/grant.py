@@ -36,6 +36,7 @@ from flowfabric.core.execution.granted import (
 from flowfabric.core.execution.lease import Taking, lose, present, take
 from flowfabric.core.execution.model import (
     Active,
+    Ended,
     Hold,
     Lease,
     Lost,
@@ -43,9 +44,10 @@ from flowfabric.core.execution.model import (
     Ready,
     Snapshot,
     Start,
+    Waiting,
 )
 from flowfabric.core.execution.routing import Capabilities, missing
-from flowfabric.core.execution.takeover import end_lost, marked, over_cap
+from flowfabric.core.execution.takeover import GIVEN_UP, end_lost, marked, over_cap
 
 OPERATOR = "operator"
 
@@ -123,7 +125,7 @@ def claim_resumed(snapshot: Snapshot | None, now: Millis, taking: Taking) -> "Ch
     match snapshot.state:
         case Ready(next=Next(start=Start.CONTINUE)) as ready:
             pass
-        case Ready():
+        case Ready(next=next) | Waiting(next=next) if next.start is not Start.CONTINUE:
             raise NotResumed(f"{snapshot.run} has no interrupted attempt to continue")
         case _:  # also if a worker holds it: its claim has used the grant
             raise NotLeaseable(f"{snapshot.run} does not wait for a worker")
@@ -172,10 +174,8 @@ def reclaim(
     gets the same lease."""
     if snapshot is not None and _own_lease(snapshot, now, taking) is not None:
         return unchanged(snapshot)
-    if snapshot is None or isinstance(snapshot.state, Ready):
-        return unchanged(GrantNotFound())  # a hold on a ready execution is another kind of grant
-    hold = getattr(snapshot.state, "hold", None)
-    if not isinstance(hold, Hold) or hold.worker is None:
+    hold = None if snapshot is None else _reclaim_hold(snapshot)
+    if snapshot is None or hold is None or hold.worker is None:
         return unchanged(GrantNotFound())
     if hold.worker != taking.worker.id:
         raise Invalid(f"the grant of {snapshot.run} is for worker {hold.worker!r}")
@@ -188,6 +188,21 @@ def reclaim(
         outcome = ReclaimCapExceeded(snapshot.life.losses)
         return Change(outcome, snapshot, ended.after, ended.events)
     return take(snapshot, now, snapshot.state.next, taking)
+
+
+def _reclaim_hold(snapshot: Snapshot) -> Hold | None:
+    """The hold of a reclaim grant that was not redeemed. A run that ended while it was lost has
+    only the record of the grant: its rescuer hears that there is nothing to reclaim."""
+    grant, lapsed = snapshot.life.grant, snapshot.life.lapsed
+    match snapshot.state:
+        case Lost(hold=hold):
+            return hold
+        case Ended(attempt=last) if grant is not None and lapsed is not None:
+            given_up = snapshot.life.failure == GIVEN_UP  # by a redemption, which uses the grant
+            of_this_loss = lapsed.index == last and lapsed.at <= grant.granted_at
+            return Hold(grant.expires_at, grant.worker) if of_this_loss and not given_up else None
+        case _:
+            return None
 
 
 def _own_lease(snapshot: Snapshot, now: Millis, taking: Taking) -> Lease | None:

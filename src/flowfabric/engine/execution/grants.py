@@ -201,7 +201,8 @@ class Grants(Service):
             )
         except NotLeaseable:
             found = await self._load(id)
-            if found is not None and isinstance(found.state, Active):
+            state = None if found is None else found.state
+            if isinstance(state, Active) and state.lease.expires_at > self._now():
                 return None
             raise
 
