@@ -11,6 +11,7 @@ from flowfabric.core.base.errors import (
     FlowFabricError,
     GrantExists,
     GrantExpired,
+    InvalidCapabilities,
     InvalidGrant,
     LeaseConflict,
     NotEligible,
@@ -112,6 +113,23 @@ async def test_a_worker_that_cannot_run_it_is_told_what_it_lacks(
     assert await lab.vector(id) == before
     assert await hold_of(lab, id) is None
     assert await lab.engine.grants.eligible("default") == [id]
+
+
+async def test_the_run_is_asked_before_the_capabilities(lab: Lab) -> None:
+    """§3.3, checks 1 to 6: a malformed list is noticed after the state and the grant."""
+    malformed = ["g,pu"]
+    with pytest.raises(NotFound):
+        await lab.engine.grants.issue(MISSING, "w1", capabilities=malformed)
+    owned = await lab.running()
+    with pytest.raises(NotEligible):
+        await lab.engine.grants.issue(owned.id, "w1", capabilities=malformed)
+    id = await lab.submit(policy=needs("gpu"))
+    with pytest.raises(InvalidCapabilities):
+        await lab.engine.grants.issue(id, "w1", capabilities=malformed)
+    await lab.engine.grants.issue(id, "w1", capabilities=["gpu"])
+    for offered in (malformed, []):
+        with pytest.raises(GrantExists):
+            await lab.engine.grants.issue(id, "w2", capabilities=offered)
 
 
 async def test_only_what_waits_for_a_worker_can_be_granted(lab: Lab) -> None:

@@ -90,14 +90,20 @@ class Grantee(Struct, frozen=True):
 def issue_grant(snapshot: Snapshot | None, now: Millis, grantee: Grantee) -> "Change[Granted]":
     """Reserves an eligible execution. For an interrupted attempt, redeem with `claim_resumed`."""
     snapshot = present(snapshot)
-    if not isinstance(snapshot.state, Ready):
-        raise NotEligible(f"{snapshot.run} does not wait for a worker, so it cannot be granted")
+    ready = _eligible(snapshot)
     if (granted := _own_grant(snapshot, now, grantee)) is not None:
         return unchanged(granted)
-    _refuse_live_hold(snapshot.state.hold, now)
+    _refuse_live_hold(ready.hold, now)
     if lacking := missing(snapshot.execution.route.capabilities, grantee.capabilities):
         raise CapabilityMismatch(lacking)
-    return _hold(snapshot, now, snapshot.state, grantee)
+    return _hold(snapshot, now, ready, grantee)
+
+
+def check_grantable(snapshot: Snapshot | None, now: Millis) -> "Change[None]":
+    """Raises if the execution could not be granted to any worker."""
+    snapshot = present(snapshot)
+    _refuse_live_hold(_eligible(snapshot).hold, now)
+    return unchanged(None)
 
 
 def claim_granted(
@@ -217,6 +223,12 @@ def _own_lease(snapshot: Snapshot, now: Millis, taking: Taking) -> Lease | None:
 def _check_attempt(expected: int | None, attempt: int) -> None:
     if expected is not None and expected != attempt:
         raise StaleLease(f"the run is at attempt {attempt}, not {expected}")
+
+
+def _eligible(snapshot: Snapshot) -> Ready:
+    if not isinstance(snapshot.state, Ready):
+        raise NotEligible(f"{snapshot.run} does not wait for a worker, so it cannot be granted")
+    return snapshot.state
 
 
 def _leaseable(snapshot: Snapshot) -> Ready:

@@ -9,6 +9,7 @@ from uuid import UUID
 from flowfabric.core.base.errors import (
     Contention,
     GrantExists,
+    InvalidCapabilities,
     NotEligible,
     NotFound,
     NotLeaseable,
@@ -79,7 +80,11 @@ class Grants(Service):
 
         A grant has a key: the given one, so that the call can be repeated, or a new one. `notes`
         are stored with it."""
-        grantee = self._grantee(worker, capabilities, ttl, key, notes)
+        try:
+            grantee = self._grantee(worker, capabilities, ttl, key, notes)
+        except InvalidCapabilities:
+            await self._decide(id, rules.check_grantable)  # whose errors come first
+            raise
         return await self._decide(id, rules.issue_grant, grantee)
 
     async def issue_reclaim(
