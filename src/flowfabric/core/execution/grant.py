@@ -205,8 +205,8 @@ def _reclaim_hold(snapshot: Snapshot) -> Hold | None:
             return hold
         case Ended(attempt=last) if grant is not None and lapsed is not None:
             given_up = snapshot.life.failure == GIVEN_UP  # by a redemption, which uses the grant
-            of_this_loss = lapsed.index == last and lapsed.at <= grant.granted_at
-            return Hold(grant.expires_at, grant.worker) if of_this_loss and not given_up else None
+            was_lost = lapsed.index == last and not given_up
+            return Hold(grant.expires_at, grant.worker) if was_lost else None
         case _:
             return None
 

@@ -1,7 +1,8 @@
 """The record of a grant, and what its holder may decide about the attempt.
 
 The hold on the ready row decides who may take an execution. The record says who was granted what,
-until when and why; it is kept until the next grant of the execution.
+until when and why; it is kept until the next grant of the execution, or until its lease is
+lost.
 """
 
 from enum import StrEnum
