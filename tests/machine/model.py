@@ -78,9 +78,10 @@ class Life(Sleeper):
     def claim_resumed(self, worker: str, lease_id: UUID, ttl: int, now: int) -> Answers:
         if again := self._has_it(worker, lease_id, now):
             return again
-        self._must_be(Stage.WAITING, "NotLeaseable")
-        if self.start != "continue":
+        parked = self.stage in (Stage.DELAYED, Stage.BLOCKED)
+        if (parked or self.stage is Stage.WAITING) and self.start != "continue":
             raise Refused("NotResumed")
+        self._must_be(Stage.WAITING, "NotLeaseable")
         return self._redeem(worker, lease_id, ttl, now)
 
     def operator_takes(self, lease_id: UUID, ttl: int, now: int) -> Answers:
@@ -109,12 +110,15 @@ class Life(Sleeper):
     ) -> Answers:
         if again := self._has_it(worker, lease_id, now):
             return again
-        if self.stage is not Stage.LOST or self.held_for is None:
+        lost = self.stage is Stage.LOST
+        held_for, held_until = (self.held_for, self.held_until) if lost else self.left_behind
+        if held_for is None:
             raise Refused("GrantNotFound")
-        if self.held_for != worker:
+        if held_for != worker:
             raise Refused("Invalid")
-        if self.held_until <= now:
+        if held_until <= now:
             raise Refused("GrantNotFound")
+        self._must_be(Stage.LOST, "NotReclaimable")
         if self.over_cap if most is None else self.reclaims + 1 > most:
             self.end_over_cap(now)
             return one("ReclaimCapExceeded", self.reclaims)

@@ -53,6 +53,8 @@ class QuotaView:
     revoked: bool = False
     held_for: str | None = None
     held_until: int = 0
+    left_behind: tuple[str | None, int] = (None, 0)
+    """The reclaim grant of one that ended before it was redeemed."""
     deadline_at: int | None = None
     outcome: str = "none"
     result: bytes | None = None
@@ -255,7 +257,10 @@ class QuotaView:
         self.told.append(f"end:{outcome}")
         if in_hand:
             self.tries[-1].outcome = ENDS[outcome][1]
+        granted = self.stage is Stage.LOST and not lease
+        left_behind = (self.held_for, self.held_until) if granted else (None, 0)
         self._move(Stage.ENDED)
+        self.left_behind = left_behind
         self.ended_in_hand, self.outcome, self.ended_at = in_hand, outcome, now
 
     def _move(self, stage: Stage, start: str | None = None, time_left: int | None = None) -> None:
@@ -263,7 +268,7 @@ class QuotaView:
         if start is not None:
             self.start, self.time_left = start, time_left
         self.owner = self.worker = self.until = self.held_for = self.met = None
-        self.held_until = 0
+        self.held_until, self.left_behind = 0, (None, 0)
         self._leave_doors()
         self._moved()
 

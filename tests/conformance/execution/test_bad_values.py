@@ -228,7 +228,9 @@ TEXTS: dict[str, Use] = {
     "expired namespace": lambda lab, c, v: lab.engine.claims.expired(namespace=v),
     "grant": lambda lab, c, v: lab.engine.grants.issue(c.id, v),
     "reclaim grant": lambda lab, c, v: lab.engine.grants.issue_reclaim(c.id, v),
-    "grant capability": lambda lab, c, v: lab.engine.grants.issue(c.id, "w1", capabilities=[v]),
+    "grant capability": lambda lab, c, v: lab.engine.grants.issue_reclaim(
+        c.id, "w1", capabilities=[v]
+    ),
     "find_and_issue": lambda lab, c, v: lab.engine.grants.find_and_issue(v, lane="default"),
     "find_and_issue lane": lambda lab, c, v: lab.engine.grants.find_and_issue("w1", lane=v),
     "find_and_issue namespace": lambda lab, c, v: lab.engine.grants.find_and_issue(

@@ -346,12 +346,14 @@ async def test_a_cancel_destroys_a_grant(lab: Lab) -> None:
         await lab.engine.grants.claim(id, W1)
 
 
-async def test_a_cancel_destroys_a_reclaim_grant(lab: Lab) -> None:
+async def test_a_cancel_makes_a_reclaim_grant_useless(lab: Lab) -> None:
+    """§3.11, check 5"""
     id = await situations.lost(lab)
     await lab.engine.grants.issue_reclaim(id, "w2")
     await cancel(lab, id)
+    assert await lab.engine.grants.identity(id) is None
     answer = await lab.engine.grants.reclaim(id, W2)
-    assert type(answer).__name__ == "GrantNotFound"
+    assert type(answer).__name__ == "NotReclaimable"
     assert await lab.state(id) is PublicState.CANCELLED
 
 

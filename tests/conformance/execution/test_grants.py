@@ -11,6 +11,7 @@ from flowfabric.core.base.errors import (
     FlowFabricError,
     GrantExists,
     GrantExpired,
+    InvalidCapabilities,
     InvalidGrant,
     LeaseConflict,
     NotEligible,
@@ -112,6 +113,23 @@ async def test_a_worker_that_cannot_run_it_is_told_what_it_lacks(
     assert await lab.vector(id) == before
     assert await hold_of(lab, id) is None
     assert await lab.engine.grants.eligible("default") == [id]
+
+
+async def test_the_run_is_asked_before_the_capabilities(lab: Lab) -> None:
+    """§3.3, checks 1 to 6: a malformed list is noticed after the state and the grant."""
+    malformed = ["g,pu"]
+    with pytest.raises(NotFound):
+        await lab.engine.grants.issue(MISSING, "w1", capabilities=malformed)
+    owned = await lab.running()
+    with pytest.raises(NotEligible):
+        await lab.engine.grants.issue(owned.id, "w1", capabilities=malformed)
+    id = await lab.submit(policy=needs("gpu"))
+    with pytest.raises(InvalidCapabilities):
+        await lab.engine.grants.issue(id, "w1", capabilities=malformed)
+    await lab.engine.grants.issue(id, "w1", capabilities=["gpu"])
+    for offered in (malformed, []):
+        with pytest.raises(GrantExists):
+            await lab.engine.grants.issue(id, "w2", capabilities=offered)
 
 
 async def test_only_what_waits_for_a_worker_can_be_granted(lab: Lab) -> None:
@@ -247,9 +265,8 @@ async def test_what_does_not_wait_for_a_worker_is_not_leaseable(lab: Lab) -> Non
     lost = await lab.running()
     await lab.engine.claims.revoke(lost.id, reason="no")
     for id in (delayed, blocked, ended, lost.id):
-        for redeem in (lab.engine.grants.claim, lab.engine.grants.claim_resumed):
-            with pytest.raises(NotLeaseable):
-                await redeem(id, W1)
+        with pytest.raises(NotLeaseable):
+            await lab.engine.grants.claim(id, W1)
     await lab.claim_one()
     owned = await lab.running()
     with pytest.raises(LeaseConflict):
@@ -391,6 +408,21 @@ async def test_an_interrupted_attempt_is_continued_by_its_own_way(lab: Lab) -> N
     assert await lab.engine.grants.try_resume(id, W1) is None
 
 
+async def test_nothing_is_the_answer_only_while_a_lease_is_live(lab: Lab) -> None:
+    """§3.8, D-13: at its expiry a lease is not live, marked or not."""
+    id = await waiting_again(lab)
+    await lab.engine.grants.issue(id, "w2")
+    await lab.engine.grants.claim_resumed(id, W2, ttl=TTL)
+    lab.clock.advance(TTL - 1)
+    assert await lab.engine.grants.try_resume(id, W1) is None
+    lab.clock.advance(1)
+    with pytest.raises(NotLeaseable):
+        await lab.engine.grants.try_resume(id, W1)
+    await lab.engine.sweep.once()
+    with pytest.raises(NotLeaseable):
+        await lab.engine.grants.try_resume(id, W1)
+
+
 async def test_a_new_attempt_is_not_continued(lab: Lab) -> None:
     """§3.9, check 3"""
     id = await lab.submit()
@@ -399,6 +431,30 @@ async def test_a_new_attempt_is_not_continued(lab: Lab) -> None:
         await lab.engine.grants.claim_resumed(id, W1)
     with pytest.raises(NotResumed):
         await lab.engine.grants.try_resume(id, W1)
+
+
+async def test_the_phase_is_asked_first_then_the_attempt_then_the_eligibility(lab: Lab) -> None:
+    """§3.9, checks 2 to 4"""
+    ended = await lab.submit()
+    await lab.engine.executions.cancel(ended, reason="no")
+    lost = await lab.running()
+    await lab.engine.claims.revoke(lost.id, reason="no")
+    await lab.engine.executions.cancel(lost.id, reason="no")
+    owned = await lab.running()
+    delayed = await lab.submit(delay_until=Millis(lab.clock.now() + 1))
+    blocked = await lab.submit()
+    await lab.engine.executions.block(blocked, "paused_by_operator")
+    interrupted = await waiting_again(lab)
+    await lab.engine.executions.block(interrupted, "paused_by_operator")
+    for resume in (lab.engine.grants.claim_resumed, lab.engine.grants.try_resume):
+        for id in (ended, lost.id, interrupted):
+            with pytest.raises(NotLeaseable):
+                await resume(id, W1)
+        for id in (delayed, blocked):
+            with pytest.raises(NotResumed):
+                await resume(id, W1)
+    with pytest.raises(NotLeaseable):
+        await lab.engine.grants.claim_resumed(owned.id, W1)
 
 
 async def test_continuing_takes_a_grant_of_this_worker_that_lives(lab: Lab) -> None:

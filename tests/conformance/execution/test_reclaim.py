@@ -363,11 +363,38 @@ async def test_a_lost_execution_can_be_cancelled(lab: Lab) -> None:
     assert await lab.claim(W2) == []
 
 
-async def test_a_cancelled_execution_has_no_grant_left(lab: Lab) -> None:
-    claim = await lost(lab)
-    await lab.engine.grants.issue_reclaim(claim.id, W2.id)
-    await lab.engine.executions.cancel(claim.id, reason="enough")
+@pytest.mark.parametrize("how", ["cancelled", "expired"])
+async def test_what_ended_under_a_grant_is_not_reclaimable(lab: Lab, how: str) -> None:
+    """§3.11, checks 1 to 3 before check 5"""
+    members = {"deadline_at": Millis(lab.clock.now() + TTL + 1)} if how == "expired" else {}
+    claim = await lost(lab, **members)
+    await lab.engine.grants.issue_reclaim(claim.id, W2.id, ttl=GRANT)
+    if how == "expired":
+        await lab.pass_time(1)
+    else:
+        await lab.engine.executions.cancel(claim.id, reason="enough")
+        lab.clock.advance(1)
+    assert await lab.state(claim.id) == how
+    assert await lab.engine.grants.identity(claim.id) is None
+    with pytest.raises(Invalid):
+        await lab.engine.grants.reclaim(claim.id, W1)
+    assert isinstance(await lab.engine.grants.reclaim(claim.id, W2), NotReclaimable)
+    lab.clock.advance(GRANT)
     assert await lab.engine.grants.reclaim(claim.id, W2) == GrantNotFound()
+    await lab.engine.executions.replay(claim.id)
+    assert await lab.engine.grants.reclaim(claim.id, W2) == GrantNotFound()
+
+
+async def test_a_redeemed_grant_is_not_found_after_the_end(lab: Lab) -> None:
+    """§3.65, INV-17: also if the rescuer was lost as well."""
+    claim = await lost(lab)
+    again = await reclaim(lab, claim.id)
+    await lab.engine.claims.revoke(again.id, reason="enough")
+    await lab.engine.executions.cancel(again.id, reason="enough")
+    assert await lab.engine.grants.reclaim(claim.id, W2) == GrantNotFound()
+    other = await lost(lab)
+    await lab.complete(await reclaim(lab, other.id))
+    assert await lab.engine.grants.reclaim(other.id, W2) == GrantNotFound()
 
 
 async def test_a_lost_execution_still_has_its_deadline(lab: Lab) -> None:

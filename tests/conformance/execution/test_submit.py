@@ -16,6 +16,7 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.core.base.ids import PARTITIONS, ExecutionId, lane_partition
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.granted import NewAttempt
 from flowfabric.core.execution.status import (
     AttemptState,
     Blocking,
@@ -27,7 +28,7 @@ from flowfabric.core.execution.status import (
 )
 from flowfabric.core.execution.submission import Duplicate, Submission, Submitted
 from flowfabric.store.queries import Query
-from tests.kit.lab import Lab
+from tests.kit.lab import W1, Lab
 
 DAY = 86_400_000
 SOME = UUID("018f4c3e-0000-7000-8000-0123456789ab")
@@ -253,11 +254,14 @@ async def test_the_window_is_that_of_the_submission_which_made_the_key_known(lab
     assert (await lab.submit(key="k", policy={"dedup_window_ms": 5})) != first
 
 
-async def test_a_window_of_zero_remembers_no_key_and_looks_for_none(lab: Lab) -> None:
+@pytest.mark.parametrize("window", [0, -1])
+async def test_a_window_of_at_most_zero_remembers_no_key_and_looks_for_none(
+    lab: Lab, window: int
+) -> None:
     """§1.9: at most zero disables."""
-    made = [await lab.submit(key="k", policy={"dedup_window_ms": 0}) for _ in range(3)]
+    made = [await lab.submit(key="k", policy={"dedup_window_ms": window}) for _ in range(3)]
     remembered = await lab.submit(key="k")
-    made.append(await lab.submit(key="k", policy={"dedup_window_ms": 0}))
+    made.append(await lab.submit(key="k", policy={"dedup_window_ms": window}))
     assert len({*made, remembered}) == 5
     assert await submit(lab, key="k") == Duplicate(remembered)
 
@@ -350,10 +354,11 @@ async def test_priorities_are_clamped_and_the_higher_one_comes_first(lab: Lab) -
 
 async def test_the_submissions_priority_goes_before_the_policys(lab: Lab) -> None:
     of_policy = await lab.submit(policy={"priority": 9001})
+    absurd = await lab.submit(policy={"priority": 10**12})
     own = await lab.submit(policy={"priority": 70}, priority=0)
     default = await lab.submit()
-    described = [await lab.engine.views.describe(id) for id in (of_policy, own, default)]
-    assert [each.priority for each in described if each] == [9000, 0, 0]
+    described = [await lab.engine.views.describe(id) for id in (of_policy, absurd, own, default)]
+    assert [each.priority for each in described if each] == [9000, 9000, 0, 0]
 
 
 # -- delays and deadlines
@@ -410,6 +415,22 @@ async def test_a_deadline_acts_at_its_very_moment(lab: Lab) -> None:
     assert await lab.state(id) is PublicState.EXPIRED
     assert await lab.claim() == []
     assert (await lab.vector(id)).attempt is AttemptState.PENDING_FIRST
+
+
+async def test_a_deadline_of_zero_is_none(lab: Lab) -> None:
+    """§1.2: a timestamp of zero is not set."""
+    policy = {"timeout_policy": {"execution_deadline_ms": 500}}
+    plain = await lab.submit(deadline_at=Millis(0))
+    limited = await lab.submit(deadline_at=Millis(0), policy=policy)
+    granted = await lab.submit()
+    await lab.engine.grants.issue(granted, W1.id)
+    await lab.engine.grants.claim(granted, W1, attempt=NewAttempt(deadline_at=Millis(0)))
+    described = [await lab.engine.views.describe(id) for id in (plain, limited, granted)]
+    deadlines = [each.deadline_at for each in described if each]
+    assert deadlines == [None, lab.clock.now() + 500, None]
+    await lab.pass_time(1)
+    assert await lab.state(plain) is PublicState.WAITING
+    assert await lab.state(granted) is PublicState.ACTIVE
 
 
 async def test_the_policys_deadline_counts_from_the_creation(lab: Lab) -> None:

@@ -309,6 +309,19 @@ async def test_in_a_cancelled_flow_nothing_is_replayed(lab: Lab, policy: str) ->
     assert await drawn.flow() == before
 
 
+async def test_the_flow_is_asked_last(lab: Lab) -> None:
+    """Execution §3.22, checks 2 to 4"""
+    never: dict[str, Any] = {"policy": {"max_replay_count": 0}}
+    drawn = await declare(lab, "a", "b", given={"a": never})
+    await drawn.fail("a")
+    await lab.engine.flows.cancel(drawn.id, policy="flow_only")
+    await drawn.settled()
+    with pytest.raises(NotTerminal):
+        await replay(drawn, "b")
+    with pytest.raises(MaxReplays):
+        await replay(drawn, "a")
+
+
 async def test_an_unknown_flow_is_not_replayed(lab: Lab) -> None:
     with pytest.raises(NotFound):
         await lab.engine.flows.replay(fresh(lab))

@@ -36,6 +36,7 @@ from flowfabric.core.execution.granted import (
 from flowfabric.core.execution.lease import Taking, lose, present, take
 from flowfabric.core.execution.model import (
     Active,
+    Ended,
     Hold,
     Lease,
     Lost,
@@ -43,9 +44,10 @@ from flowfabric.core.execution.model import (
     Ready,
     Snapshot,
     Start,
+    Waiting,
 )
 from flowfabric.core.execution.routing import Capabilities, missing
-from flowfabric.core.execution.takeover import end_lost, marked, over_cap
+from flowfabric.core.execution.takeover import GIVEN_UP, end_lost, marked, over_cap
 
 OPERATOR = "operator"
 
@@ -88,14 +90,20 @@ class Grantee(Struct, frozen=True):
 def issue_grant(snapshot: Snapshot | None, now: Millis, grantee: Grantee) -> "Change[Granted]":
     """Reserves an eligible execution. For an interrupted attempt, redeem with `claim_resumed`."""
     snapshot = present(snapshot)
-    if not isinstance(snapshot.state, Ready):
-        raise NotEligible(f"{snapshot.run} does not wait for a worker, so it cannot be granted")
+    ready = _eligible(snapshot)
     if (granted := _own_grant(snapshot, now, grantee)) is not None:
         return unchanged(granted)
-    _refuse_live_hold(snapshot.state.hold, now)
+    _refuse_live_hold(ready.hold, now)
     if lacking := missing(snapshot.execution.route.capabilities, grantee.capabilities):
         raise CapabilityMismatch(lacking)
-    return _hold(snapshot, now, snapshot.state, grantee)
+    return _hold(snapshot, now, ready, grantee)
+
+
+def check_grantable(snapshot: Snapshot | None, now: Millis) -> "Change[None]":
+    """Raises if the execution could not be granted to any worker."""
+    snapshot = present(snapshot)
+    _refuse_live_hold(_eligible(snapshot).hold, now)
+    return unchanged(None)
 
 
 def claim_granted(
@@ -123,7 +131,7 @@ def claim_resumed(snapshot: Snapshot | None, now: Millis, taking: Taking) -> "Ch
     match snapshot.state:
         case Ready(next=Next(start=Start.CONTINUE)) as ready:
             pass
-        case Ready():
+        case Ready(next=next) | Waiting(next=next) if next.start is not Start.CONTINUE:
             raise NotResumed(f"{snapshot.run} has no interrupted attempt to continue")
         case _:  # also if a worker holds it: its claim has used the grant
             raise NotLeaseable(f"{snapshot.run} does not wait for a worker")
@@ -172,10 +180,8 @@ def reclaim(
     gets the same lease."""
     if snapshot is not None and _own_lease(snapshot, now, taking) is not None:
         return unchanged(snapshot)
-    if snapshot is None or isinstance(snapshot.state, Ready):
-        return unchanged(GrantNotFound())  # a hold on a ready execution is another kind of grant
-    hold = getattr(snapshot.state, "hold", None)
-    if not isinstance(hold, Hold) or hold.worker is None:
+    hold = None if snapshot is None else _reclaim_hold(snapshot)
+    if snapshot is None or hold is None or hold.worker is None:
         return unchanged(GrantNotFound())
     if hold.worker != taking.worker.id:
         raise Invalid(f"the grant of {snapshot.run} is for worker {hold.worker!r}")
@@ -190,6 +196,21 @@ def reclaim(
     return take(snapshot, now, snapshot.state.next, taking)
 
 
+def _reclaim_hold(snapshot: Snapshot) -> Hold | None:
+    """The hold of a reclaim grant that was not redeemed. A run that ended while it was lost has
+    only the record of the grant: its rescuer hears that there is nothing to reclaim."""
+    grant, lapsed = snapshot.life.grant, snapshot.life.lapsed
+    match snapshot.state:
+        case Lost(hold=hold):
+            return hold
+        case Ended(attempt=last) if grant is not None and lapsed is not None:
+            given_up = snapshot.life.failure == GIVEN_UP  # by a redemption, which uses the grant
+            was_lost = lapsed.index == last and not given_up
+            return Hold(grant.expires_at, grant.worker) if was_lost else None
+        case _:
+            return None
+
+
 def _own_lease(snapshot: Snapshot, now: Millis, taking: Taking) -> Lease | None:
     """The lease that the same call made before, if it still exists: the reply was lost."""
     match snapshot.state:
@@ -202,6 +223,12 @@ def _own_lease(snapshot: Snapshot, now: Millis, taking: Taking) -> Lease | None:
 def _check_attempt(expected: int | None, attempt: int) -> None:
     if expected is not None and expected != attempt:
         raise StaleLease(f"the run is at attempt {attempt}, not {expected}")
+
+
+def _eligible(snapshot: Snapshot) -> Ready:
+    if not isinstance(snapshot.state, Ready):
+        raise NotEligible(f"{snapshot.run} does not wait for a worker, so it cannot be granted")
+    return snapshot.state
 
 
 def _leaseable(snapshot: Snapshot) -> Ready:

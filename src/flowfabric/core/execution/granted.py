@@ -1,7 +1,8 @@
 """The record of a grant, and what its holder may decide about the attempt.
 
 The hold on the ready row decides who may take an execution. The record says who was granted what,
-until when and why; it is kept until the next grant of the execution.
+until when and why; it is kept until the next grant of the execution, or until its lease is
+lost.
 """
 
 from enum import StrEnum
@@ -126,5 +127,6 @@ def check_new_attempt(attempt: object) -> NewAttempt:
         id=None if given.id is None else parse_uuid(given.id, "attempt"),
         policy=policy,
         timeout=timeout,
-        deadline_at=None if deadline is None else check_moment(deadline, "deadline"),
+        # zero is not set
+        deadline_at=None if deadline is None else check_moment(deadline, "deadline") or None,
     )

@@ -208,6 +208,7 @@ def lose(
     life = replace(
         lost_life(snapshot.life, revoked=revoked),
         lapsed=lapsed,
+        grant=None,  # a grant in the life of a lost execution is one on this loss
         paused=None,
         started_at=snapshot.started_at,
     )

@@ -41,7 +41,9 @@ _CACHED_SIZE = 2048
 
 Timeout = Annotated[int, msgspec.Meta(ge=1, le=MAX_SPAN)]
 Moment = Annotated[int, msgspec.Meta(ge=0, le=MAX_MILLIS)]
-Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+# Whatever the number, the run gets a priority in the range; this is what a document can hold.
+Priority = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Window = Annotated[int, msgspec.Meta(ge=-MAX_SPAN, le=MAX_SPAN)]
 TimeoutBehavior = Literal["fail", "cancel", "expire", "auto_resume_with_timeout_signal", "escalate"]
 
 
@@ -96,7 +98,7 @@ class Policy(Document, frozen=True, kw_only=True):
     budget_ids: tuple[str, ...] = ()
     quotas: tuple[Use, ...] = ()
     routing_requirements: RoutingRequirements | None = None
-    dedup_window_ms: Span = 86_400_000
+    dedup_window_ms: Window = 86_400_000  # at most zero: no key is remembered
     stream_policy: StreamPolicy | None = None
     max_signals_per_execution: Count = MAX_SIGNALS
     cleanup_policy: CleanupPolicy | None = None

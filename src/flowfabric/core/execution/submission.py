@@ -168,7 +168,7 @@ def _execution(
 
 
 def _facts(submission: Submission, rules: Policy, now: Millis) -> Facts:
-    deadline_at = submission.deadline_at
+    deadline_at = _moment(submission.deadline_at, "deadline") or None  # zero is not set
     if deadline_at is None and rules.execution_deadline is not None:
         deadline_at = Millis(now + rules.execution_deadline)
     delay_until = submission.delay_until

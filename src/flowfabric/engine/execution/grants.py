@@ -10,6 +10,7 @@ from uuid import UUID
 from flowfabric.core.base.errors import (
     Contention,
     GrantExists,
+    InvalidCapabilities,
     NotEligible,
     NotFound,
     NotLeaseable,
@@ -82,7 +83,11 @@ class Grants(Service):
 
         A grant has a key: the given one, so that the call can be repeated, or a new one. `notes`
         are stored with it."""
-        grantee = self._grantee(worker, capabilities, ttl, key, notes)
+        try:
+            grantee = self._grantee(worker, capabilities, ttl, key, notes)
+        except InvalidCapabilities:
+            await self._decide(id, rules.check_grantable)  # whose errors come first
+            raise
         return await self._decide(id, rules.issue_grant, grantee)
 
     async def issue_reclaim(
@@ -208,7 +213,8 @@ class Grants(Service):
             )
         except NotLeaseable:
             found = await self._load(id)
-            if found is not None and isinstance(found.state, Active):
+            state = None if found is None else found.state
+            if isinstance(state, Active) and state.lease.expires_at > self._now():
                 return None
             raise
 
