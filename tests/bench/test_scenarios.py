@@ -10,7 +10,7 @@ from bench import wrk
 from bench.scenario import TINY, Load, Scenario
 from bench.scenarios import ALL
 
-SLOW = {"http-processes"}
+SLOW = {"http", "http-processes"}
 EVERY = [
     pytest.param(
         each,

@@ -13,6 +13,8 @@ from flowfabric.worker.api.run import Run
 from tests.testing import endings
 from tests.worker.bench import working
 
+pytestmark = pytest.mark.rules
+
 
 class Story(Struct, frozen=True):
     """How a run ended, as everybody can see it."""

@@ -12,6 +12,8 @@ from flowfabric.fabric import Fabric
 from flowfabric.worker.api.run import Run
 from tests.worker.bench import AGAIN, Bench, Log, until, working
 
+pytestmark = pytest.mark.rules
+
 
 async def cancelled(run: Run[Any], seconds: float = 20) -> str:
     with pytest.raises(RunCancelled) as caught:

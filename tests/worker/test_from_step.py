@@ -12,6 +12,8 @@ from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.fork import FORKED_FROM
 from tests.worker.bench import Bench
 
+pytestmark = pytest.mark.rules
+
 Said = list[str]
 
 

@@ -13,6 +13,8 @@ from flowfabric.worker.run.active import ActiveRun
 from flowfabric.worker.run.scope import CallScope
 from tests.worker.bench import Bench, until, working
 
+pytestmark = pytest.mark.rules
+
 
 @pytest.fixture
 def calls() -> Iterator[list["weakref.ref[Any]"]]:
@@ -66,7 +68,6 @@ async def test_calls_that_return_are_freed(fabric: Fabric, calls: list["weakref.
         await until(lambda: [each() for each in calls] == [None] * 3)
 
 
-@pytest.mark.rules
 async def test_a_plain_run_is_gone_when_it_has_ended(bench: Bench) -> None:
     @bench.fabric.task()
     async def double(n: int) -> int:

@@ -25,6 +25,8 @@ from flowfabric.core.execution.history import StepView
 from flowfabric.worker.run.tries import SLOT_KEPT_BELOW
 from tests.worker.bench import Bench, Log, Wire, until, working
 
+pytestmark = pytest.mark.rules
+
 MINUTE = 60_000
 KINDS = pytest.mark.parametrize("kind", ["coroutine", "thread"])
 FUNCTIONS = pytest.mark.parametrize("function", ["async", "plain"])

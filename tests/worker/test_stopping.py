@@ -17,6 +17,8 @@ from flowfabric import Context, Fabric, PublicState, SyncContext, WorkerOptions
 from tests.worker import handlers
 from tests.worker.bench import Bench, Log, Wire, until
 
+pytestmark = pytest.mark.rules
+
 HANDED_BACK = ["CLAIMED", "HANDED_BACK"]
 
 

@@ -22,7 +22,7 @@ from flowfabric.worker import webhooks as handler
 from tests.kit.damage import spoil
 from tests.worker.bench import Bench, end_one, until, working
 
-pytestmark = pytest.mark.inside
+pytestmark = [pytest.mark.inside, pytest.mark.rules]
 
 SECRET = "a secret of the receiver"
 HOUR = 3_600_000

@@ -71,9 +71,10 @@ async def test_spent_budgets_keep_no_slots_of_a_quota(lab: Lab) -> None:
     poor = [await lab.submit(policy=uses | TEAM) for _ in range(2)]
     rich = await lab.submit(policy=uses)
     await settled(lab)
-    await lab.engine.grants.find_and_issue("w1", lane="default")
-    await settled(lab)
     found = await lab.engine.grants.find_and_issue("w1", lane="default")
+    if found is None:  # its slot was not free yet when the last page was read
+        await settled(lab)
+        found = await lab.engine.grants.find_and_issue("w1", lane="default")
     assert found is not None
     assert found.id == rich
     assert [(await lab.vector(id)).eligibility for id in poor] == ["blocked_by_budget"] * 2

@@ -193,6 +193,11 @@ _PUBLIC_ELIGIBILITY = {
     Eligibility.QUOTA: PublicState.RATE_LIMITED,
 }
 
+_PUBLIC_GATES = {
+    gate: _PUBLIC_ELIGIBILITY.get(eligibility, PublicState.WAITING)
+    for gate, (eligibility, _) in _GATES.items()
+}
+
 
 def outcome_word(outcome: Outcome) -> str:
     return outcome.name.lower()
@@ -213,10 +218,15 @@ def vector(snapshot: Snapshot) -> Vector:
 
 
 def public_state(snapshot: Snapshot) -> PublicState:
-    """Only the public state; a claimable execution is waiting, as in the full vector."""
-    if isinstance(snapshot.state, Ready):
-        return PublicState.WAITING
-    return vector(snapshot).public
+    """Only the public state, the same as in the full vector, at a tenth of its price for what was
+    just submitted."""
+    match snapshot.state:
+        case Ready():
+            return PublicState.WAITING
+        case Waiting(gate=gate) if gate is not Gate.BLOCKED:
+            return _PUBLIC_GATES[gate]
+        case _:
+            return vector(snapshot).public
 
 
 def vector_of(state: State, life: Life) -> Vector:

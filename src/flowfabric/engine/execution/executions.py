@@ -192,9 +192,9 @@ class Executions(Service):
             return await self._decide(
                 id, lambda found, now: cut_replay(operator.replay(found, now), cut, known)
             )
-        operator.check_replay(snapshot)  # before the flow is asked
         flow = await find(self._context.store, FLOWS, snapshot.execution.flow or UUID(int=0))
         if flow is not None and flow.state is FlowState.CANCELLED:
+            operator.check_replay(snapshot)  # what is wrong with the run itself comes first
             raise FlowTerminal("the flow of the run was cancelled, so the run cannot be replayed")
         upstreams: dict[UUID, Snapshot] = {}
         if flow is not None and needed_to_replay(snapshot) is not None:
