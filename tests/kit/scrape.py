@@ -35,7 +35,7 @@ class Scrape:
         )
 
     def since(self, before: "Scrape", name: str, **labels: str) -> float:
-        # Rounded, because a sum of seconds is a float: 17.3 - 0.3 may be a little less than 17.
+        # Rounded, because a sum of seconds is a float: 42.3 - 25.3 is less than 17.
         return round(self.value(name, **labels) - before.value(name, **labels), 6)
 
 
