@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from flowfabric import (
+    AttemptEnd,
     Context,
     Fabric,
     Invalid,
@@ -148,6 +149,50 @@ async def test_a_slot_that_is_freed_during_a_claim_is_filled_without_a_hint(
         go_on[2].set()
         go_on[3].set()
         await until(lambda: worker.completed == 4)
+
+
+@pytest.mark.inside
+async def test_a_slot_is_free_when_the_end_is_durable_and_before_its_report_is_over(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    """The next claim is under way while the tasks of ended runs come to their end."""
+    engine, go_on = await fabric.engine(), asyncio.Event()
+    complete = engine.attempts.complete
+
+    async def slow(*given: Any) -> Any:
+        done = await complete(*given)
+        await go_on.wait()
+        return done
+
+    @fabric.task()
+    async def job(n: int) -> None:
+        log.note(n)
+
+    monkeypatch.setattr(engine.attempts, "complete", slow)
+    runs = await job.submit_many([(n,) for n in range(3)])
+    async with working(fabric, concurrency=1, ttl=Millis(30_000)) as worker:
+        await gather_results(runs, timeout=60)
+        assert (log, len(worker.active)) == ([0, 1, 2], 3)
+        go_on.set()
+        await until(lambda: worker.completed == 3)
+        assert worker._slots.left == 1, "each slot is given back once"
+
+
+async def test_a_slot_stays_taken_while_the_application_is_told_of_the_end(fabric: Fabric) -> None:
+    left: list[int] = []
+
+    async def told(end: AttemptEnd) -> None:
+        await asyncio.sleep(0)
+        left.append(worker._slots.left)
+
+    @fabric.task(on_success=told)
+    async def job() -> None: ...
+
+    runs = await job.submit_many([()] * 3)
+    async with working(fabric, concurrency=1) as worker:
+        await gather_results(runs, timeout=60)
+        await until(lambda: worker.completed == 3)
+    assert left == [0, 0, 0]
 
 
 async def test_a_task_may_have_a_limit_of_its_own(fabric: Fabric, gauge: Gauge) -> None:

@@ -6,13 +6,15 @@ the engine batches, sweeps, and does what follows a commit.
 
 import random
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from flowfabric.core.base.time import Millis
 from flowfabric.engine.access.audit import Audit
 from flowfabric.engine.access.tokens import Tokens
 from flowfabric.engine.commit.decide import Decisions
 from flowfabric.engine.commit.ids import Ids
-from flowfabric.engine.commit.post_commit import PostCommit
+from flowfabric.engine.commit.post_commit import PostCommit, Subscriber
 from flowfabric.engine.commit.trace import Traces
 from flowfabric.engine.commit.watcher import AwaitedFlows, AwaitedRuns, Watcher
 from flowfabric.engine.context import EngineContext, EngineOptions
@@ -160,6 +162,15 @@ class Engine:
             self._budget_gate,  # gives reservations back
             self._limits,  # looks again when other work can be claimed
         )
+
+    @contextmanager
+    def watched_by(self, subscriber: Subscriber) -> Iterator[None]:
+        """The subscriber hears of every commit of this process while the block runs."""
+        self._context.post_commit.subscribe(subscriber)
+        try:
+            yield
+        finally:
+            self._context.post_commit.unsubscribe(subscriber)
 
     def use_traces(self, traces: Traces) -> None:
         """Submissions get their trace from here."""

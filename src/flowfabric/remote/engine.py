@@ -8,7 +8,7 @@ needs the database itself is refused.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import Context
 from functools import partial
 from typing import Any, NoReturn, cast
@@ -42,6 +42,7 @@ from flowfabric.core.wait.signal import Delivery
 from flowfabric.core.wait.token import Token
 from flowfabric.engine.commit.background import Background
 from flowfabric.engine.commit.batch import MAX_BYTES, MAX_ITEMS
+from flowfabric.engine.commit.post_commit import Subscriber
 from flowfabric.engine.commit.trace import Traces
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim, Claims, Renewals
@@ -479,6 +480,10 @@ class RemoteEngine:
     def jitter(self) -> float:
         """A random number in [0, 1), which spreads retries."""
         return self._client.jitter.random()
+
+    def watched_by(self, subscriber: Subscriber) -> AbstractContextManager[None]:
+        """As `Engine.watched_by`, but the commits happen in the server: none is heard of."""
+        return nullcontext()
 
     def use_traces(self, traces: Traces) -> None:
         """As `Engine.use_traces`."""

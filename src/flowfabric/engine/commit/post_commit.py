@@ -79,6 +79,9 @@ class PostCommit:
         """They hear of every commit of this process from now on, in this order."""
         self._subscribers += subscribers
 
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        self._subscribers = tuple(each for each in self._subscribers if each is not subscriber)
+
     def publish(self, commit: Commit) -> None:
         for subscriber in self._subscribers:
             subscriber.committed(commit)

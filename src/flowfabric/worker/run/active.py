@@ -33,6 +33,7 @@ class ActiveRun:
         "completed",
         "handler",
         "handling",
+        "has_slot",
         "job",
         "key",
         "kwargs",
@@ -68,6 +69,7 @@ class ActiveRun:
         self.timer: asyncio.Timeout | None = None
         self.job: asyncio.Task[None] | None = None
         self.thread: Future[Any] | None = None
+        self.has_slot = True
         self.handling = False
         self.reporting = False
         self.stopped = ""

@@ -80,6 +80,9 @@ class Executor:
 
     async def run(self, active: ActiveRun) -> None:
         """Every outcome is reported to the store, except that of a lost lease."""
+        # What was claimed together begins in the next turn of the loop: a claim for the slots that
+        # are still free is sent first, and the database works while the handlers do.
+        await asyncio.sleep(0)
         try:
             while await self._run_once(active):
                 active.again, active.scope = True, None

@@ -76,6 +76,11 @@ class WorkerHooks:
         layers = [_fitting(layer, is_async) for layer in self._hooks.middleware]
         return Chain([*layers, last], loop, start)
 
+    def has_listeners(self, task: Task[Any, Any] | None) -> bool:
+        """Whether code of the application may run after an end of this task."""
+        own = task is not None and (task.options.on_success or task.options.on_failure)
+        return bool(self._hooks.listeners or own)
+
     def listens_to(self, task: Task[Any, Any] | None, outcome: str) -> bool:
         """Whether anything wants to know about such an end."""
         return bool(

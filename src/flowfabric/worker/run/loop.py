@@ -20,6 +20,7 @@ from flowfabric.core.execution.model import Start, WorkerIdentity
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.versions import version_of
 from flowfabric.engine.commit.observer import watching
+from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim, check_ttl
 from flowfabric.worker.api.task import Task, fingerprints_of, handler_at, pins_of
@@ -123,7 +124,7 @@ class Worker:
         registry = PresenceKeeper(self.engine, self.presence, lambda: len(self.active))
         registry.start()
         try:
-            with rare_collections():
+            with rare_collections(), self.engine.watched_by(self):
                 await self._claimer.run(partial(self._claim, runtime.executor))
                 await self._drain()
         finally:
@@ -284,9 +285,24 @@ class Worker:
         else:
             self._free(active)
 
+    def committed(self, commit: Commit) -> None:
+        """Frees the slots of runs whose ends are durable before their tasks have noticed: the claim
+        that fills them is on its way while other handlers run."""
+        for uuid in (*commit.ended, *commit.unleased):
+            active = self._newest.get(uuid)
+            if active is not None and active.reporting and self._is_over(active):
+                self._free(active)
+
+    def _is_over(self, active: ActiveRun) -> bool:
+        """Whether nothing is left to do for a run whose end is durable."""
+        busy = active.lingers or self.hooks.has_listeners(active.handler)
+        return not busy and not is_suspect(active.claim)
+
     def _free(self, active: ActiveRun) -> None:
-        self._slots.give(active.claim.kind)
-        self._freed.set()
+        if active.has_slot:
+            active.has_slot = False
+            self._slots.give(active.claim.kind)
+            self._freed.set()
 
     def _free_from_thread(self, loop: asyncio.AbstractEventLoop, active: ActiveRun) -> None:
         with suppress(RuntimeError):  # the loop is closed: the slot is not needed
