@@ -20,7 +20,6 @@ from flowfabric.core.execution.model import Start, WorkerIdentity
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.versions import version_of
 from flowfabric.engine.commit.observer import watching
-from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim, check_ttl
 from flowfabric.worker.api.task import Task, fingerprints_of, handler_at, pins_of
@@ -40,6 +39,7 @@ from flowfabric.worker.run.outcome import handing_back
 from flowfabric.worker.run.probation import ProbationWard, is_suspect
 from flowfabric.worker.run.processes import Processes
 from flowfabric.worker.run.registration import PresenceKeeper
+from flowfabric.worker.run.slot_returns import SlotReturns
 from flowfabric.worker.run.slots import Slots
 from flowfabric.worker.run.threads import Threads
 from flowfabric.worker.run.until_available import until_available
@@ -88,6 +88,7 @@ class Worker:
         self._processes = options.processes or os.cpu_count() or 1
         self._slots = Slots(options.concurrency, self._processes, tasks)
         self._freed = asyncio.Event()
+        self._returns = SlotReturns(self._newest, self.hooks, self._slots, self._freed)
         self._stopping = asyncio.Event()
         self._ward = ProbationWard(engine, self.active, self._freed.set)
         self._claimer = Claimer(
@@ -124,7 +125,7 @@ class Worker:
         registry = PresenceKeeper(self.engine, self.presence, lambda: len(self.active))
         registry.start()
         try:
-            with rare_collections(), self.engine.watched_by(self):
+            with rare_collections(), self.engine.watched_by(self._returns):
                 await self._claimer.run(partial(self._claim, runtime.executor))
                 await self._drain()
         finally:
@@ -280,33 +281,9 @@ class Worker:
                 active.claim.uuid,
                 extra=active.fields,
             )
-            loop = asyncio.get_running_loop()
-            active.thread.add_done_callback(lambda _: self._free_from_thread(loop, active))
+            self._returns.free_after_thread(active)
         else:
-            self._free(active)
-
-    def committed(self, commit: Commit) -> None:
-        """Frees the slots of runs whose ends are durable before their tasks have noticed: the claim
-        that fills them is on its way while other handlers run."""
-        for uuid in (*commit.ended, *commit.unleased):
-            active = self._newest.get(uuid)
-            if active is not None and active.reporting and self._is_over(active):
-                self._free(active)
-
-    def _is_over(self, active: ActiveRun) -> bool:
-        """Whether nothing is left to do for a run whose end is durable."""
-        busy = active.lingers or self.hooks.has_listeners(active.handler)
-        return not busy and not is_suspect(active.claim)
-
-    def _free(self, active: ActiveRun) -> None:
-        if active.has_slot:
-            active.has_slot = False
-            self._slots.give(active.claim.kind)
-            self._freed.set()
-
-    def _free_from_thread(self, loop: asyncio.AbstractEventLoop, active: ActiveRun) -> None:
-        with suppress(RuntimeError):  # the loop is closed: the slot is not needed
-            loop.call_soon_threadsafe(self._free, active)
+            self._returns.free(active)
 
     def _lost(self, key: Key, loss: Loss) -> None:
         """Stops the handler whose lease was lost. A report that is under way learns from the store
