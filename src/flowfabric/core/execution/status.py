@@ -195,8 +195,10 @@ _PUBLIC_ELIGIBILITY = {
 
 _PUBLIC_GATES = {
     gate: _PUBLIC_ELIGIBILITY.get(eligibility, PublicState.WAITING)
-    for gate, (eligibility, _) in _GATES.items()
+    for gate, (eligibility, blocking) in _GATES.items()
+    if blocking not in _STARTS
 }
+"""Of the gates where anything can wait, so that nothing has to be checked."""
 
 
 def outcome_word(outcome: Outcome) -> str:
@@ -223,7 +225,7 @@ def public_state(snapshot: Snapshot) -> PublicState:
     match snapshot.state:
         case Ready():
             return PublicState.WAITING
-        case Waiting(gate=gate) if gate is not Gate.BLOCKED:
+        case Waiting(gate=gate) if gate in _PUBLIC_GATES:
             return _PUBLIC_GATES[gate]
         case _:
             return vector(snapshot).public
