@@ -193,6 +193,7 @@ def test_a_report_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None
 
 @pytest.mark.long
 @pytest.mark.inside
+@pytest.mark.rules
 @pytest.mark.usefixtures("sound")
 async def test_nothing_is_left_and_nothing_of_others_is_touched(store: str) -> None:
     """Neither a waiting run, nor one that ended longer ago than the usual retention."""

@@ -164,6 +164,7 @@ async def test_a_worker_killed_among_hundreds_of_jobs_loses_none(street: Street)
     assert sum(told.values()) <= 300 + 8, "only what the dead worker had in hand ran twice"
 
 
+@pytest.mark.rules
 async def test_processes_of_a_killed_worker_end_with_it(street: Street) -> None:
     worker = await street.worker(ttl=30)
     path = street.shop.place / "pid"
@@ -257,6 +258,7 @@ async def test_ten_thousand_submissions_from_many_tasks(street: Street) -> None:
 # -- harm
 
 
+@pytest.mark.rules
 async def test_a_process_that_crashes_harms_no_other_run(street: Street) -> None:
     await street.worker(processes=2, ttl=5)
     crash = await street.submit("crash")
@@ -268,6 +270,7 @@ async def test_a_process_that_crashes_harms_no_other_run(street: Street) -> None
     assert await (await street.submit("square", 4)).result(60) == 16
 
 
+@pytest.mark.rules
 async def test_a_poison_payload_harms_no_other_run(street: Street) -> None:
     engine = await street.fabric.engine()
     submit = engine.executions.submit
@@ -303,6 +306,7 @@ async def test_sigterm_hands_back_what_does_not_finish(street: Street) -> None:
         assert await kinds(run) == ["CLAIMED", "HANDED_BACK"]
 
 
+@pytest.mark.rules
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_second_signal_stops_now(street: Street, number: signal.Signals) -> None:
     worker = await street.worker(drain="5m", ttl=30)
@@ -315,6 +319,7 @@ async def test_a_second_signal_stops_now(street: Street, number: signal.Signals)
     assert await kinds(run) == ["CLAIMED", "HANDED_BACK"]
 
 
+@pytest.mark.rules
 async def test_ctrl_c_lets_processes_finish(street: Street) -> None:
     """It reaches the whole group, of which the worker decides."""
     worker = await street.worker(ttl=30)

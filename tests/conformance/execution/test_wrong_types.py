@@ -42,6 +42,8 @@ from tests.kit.waits import fresh_id, request, suspend
 
 pytestmark = pytest.mark.rules
 
+pytestmark = pytest.mark.rules
+
 NOT_OPERATIONS = {
     # What stands behind operations.
     "inbox.admit", "inbox.admitted", "inbox.load", "inbox.find", "inbox.drain",
