@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -266,6 +267,30 @@ async def test_cancelling_the_worker_hands_everything_back(fabric: Fabric) -> No
     await until(lambda: worker.active)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
+        await running
+    await handed_back(run)
+
+
+async def test_what_is_cancelled_before_its_handler_has_begun_is_handed_back(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a program may come in the turn of the loop between a claim and its handlers."""
+
+    @fabric.task()
+    async def job() -> None: ...
+
+    worker = await fabric.worker()
+    launch, loop = worker._launch, asyncio.get_running_loop()
+
+    def cut(*given: Any) -> None:
+        launch(*given)
+        tasks = [running, *(each.job for each in worker.active.values())]
+        loop.call_soon(lambda: [task.cancel() for task in tasks if task is not None])
+
+    monkeypatch.setattr(worker, "_launch", cut)
+    running = asyncio.create_task(worker.run())
+    run = await job.submit()
+    with suppress(asyncio.CancelledError):
         await running
     await handed_back(run)
 

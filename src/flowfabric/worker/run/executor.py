@@ -80,9 +80,6 @@ class Executor:
 
     async def run(self, active: ActiveRun) -> None:
         """Every outcome is reported to the store, except that of a lost lease."""
-        # What was claimed together begins in the next turn of the loop: a claim for the slots that
-        # are still free is sent first, and the database works while the handlers do.
-        await asyncio.sleep(0)
         try:
             while await self._run_once(active):
                 active.again, active.scope = True, None
@@ -200,6 +197,10 @@ class Executor:
         active.handling, active.raised, active.begun = True, None, False
         try:
             try:
+                if not active.again:
+                    # What was claimed together begins in the next turn of the loop: a claim for the
+                    # slots that are still free goes first, and the database works meanwhile.
+                    await asyncio.sleep(0)
                 return await self._outcome(active)
             except Exception:
                 # A failure is reported after the store knows of all compensations.
