@@ -8,7 +8,7 @@ is harmless, because the rule decides on what is stored now.
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -113,7 +113,7 @@ class Sweep(Service):
         self._pacer = Pacer()
         self._soonest: Millis | None = None
         self._early = asyncio.Event()
-        self._glancing: asyncio.Task[Glance] | None = None
+        self._glancing: asyncio.Future[Glance] | None = None
 
     def start(self) -> None:
         """Sweeps in the background whenever this process has the duty, and admits the inbox."""
@@ -137,7 +137,8 @@ class Sweep(Service):
             return
         await self._background.cancel()
         if self._glancing is not None:
-            await asyncio.wait([self._glancing])  # it may still take the duty
+            # It may still take the duty.
+            await asyncio.gather(self._glancing, return_exceptions=True)
         with suppress(FlowFabricError):
             await self._context.store.drop_duty(DUTY, self._holder)
 
@@ -294,15 +295,14 @@ class Sweep(Service):
         `ready` and `lease` walks over all of them: then it is taken less often."""
         rests = self._pacer.rests
         leases = self._lease_ends.must_look(now, rests=rests)
-        look = partial(
-            self._context.store.glance, DUTY, self._holder, now, Millis(now + DUTY_SPAN),
-            ready=not rests, leases=leases,
-        )  # fmt: skip
-        self._glancing = asyncio.create_task(look())
-        if rests and not leases:
-            return await asyncio.shield(self._glancing)
-        with self._pacer.look():
-            seen = await asyncio.shield(self._glancing)
+        until = Millis(now + DUTY_SPAN)
+        self._glancing = asyncio.ensure_future(
+            self._context.store.glance(
+                DUTY, self._holder, now, until, ready=not rests, leases=leases
+            )
+        )
+        with nullcontext() if rests and not leases else self._pacer.look():
+            seen = await asyncio.shield(self._glancing)  # `stop` waits for it
         if leases and seen.has_duty:
             self._lease_ends.looked(now, seen.leases_end_at)
         return seen

@@ -21,8 +21,7 @@ DELAYS = frozenset({Gate.DELAY, Gate.BACKOFF, Gate.RESUME_DELAY, Gate.WORKER_DEL
 LOOK_AGAIN = Millis(5_000)
 """How often it is asked whether the cause of a block is gone."""
 
-CAUSES = frozenset({Blocking.BUDGET, Blocking.QUOTA, Blocking.CAPABLE_WORKER})
-"""Blocks that have a cause, so that they end with it. The others end when a person says so."""
+_CAUSES = frozenset({Blocking.BUDGET, Blocking.QUOTA, Blocking.CAPABLE_WORKER})
 
 # A plain number, because flags are slow and every submission is tested.
 _LIMITS = int(Flags.LIMITS)
@@ -35,11 +34,18 @@ def admit(life: Life, next: Next, now: Millis, flags: Flags) -> Waiting | Ready:
     return Ready(next=next)
 
 
+def cause_of_block(life: Life) -> Blocking | None:
+    """What a block ends with, if it does so by itself. Other blocks end when a person says so, and
+    the code gate looks after runs that are blocked by code."""
+    if life.blocked not in _CAUSES or life.code is not None:
+        return None
+    return Blocking(life.blocked)
+
+
 def _due_at(gate: Gate, life: Life, now: Millis) -> Millis | None:
     if gate in DELAYS:
         return life.not_before
-    # The code gate looks after runs that are blocked by code.
-    if gate is Gate.BLOCKED and life.blocked in CAUSES and life.code is None:
+    if gate is Gate.BLOCKED and cause_of_block(life) is not None:
         return Millis(now + LOOK_AGAIN)
     return None
 

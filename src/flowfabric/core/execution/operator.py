@@ -24,7 +24,7 @@ from flowfabric.core.execution.change import Change, fold, unchanged
 from flowfabric.core.execution.cleanup import CleanedUp
 from flowfabric.core.execution.ending import end, event_of
 from flowfabric.core.execution.event import EventKind
-from flowfabric.core.execution.gate import CAUSES, DELAYS, LOOK_AGAIN, admit
+from flowfabric.core.execution.gate import DELAYS, LOOK_AGAIN, admit, cause_of_block
 from flowfabric.core.execution.lease import (
     AlreadySatisfied,
     Owner,
@@ -307,7 +307,7 @@ def _due(
             after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
             return Change(outcome=after, before=snapshot, after=after)
         case Waiting(gate=Gate.BLOCKED, due_at=int() as at) as state if (
-            at <= now and snapshot.life.blocked in CAUSES
+            at <= now and cause_of_block(snapshot.life) is not None
         ):
             after = snapshot.to(replace(state, due_at=Millis(now + LOOK_AGAIN)))
             return Change(BlockInQuestion(snapshot.execution.uuid), snapshot, after)

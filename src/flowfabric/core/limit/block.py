@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.gate import CAUSES
+from flowfabric.core.execution.gate import cause_of_block
 from flowfabric.core.execution.model import Gate, Snapshot, Waiting
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.serving import serving
@@ -15,9 +15,8 @@ from flowfabric.core.limit.budget_gate import STARTS
 def cause_of(snapshot: Snapshot | None) -> Blocking | None:
     """Why a run is blocked, if that is something that can go by itself."""
     match snapshot:
-        case Snapshot(state=Waiting(gate=Gate.BLOCKED)) if snapshot.life.code is None:
-            reason = snapshot.life.blocked
-            return Blocking(reason) if reason in CAUSES else None
+        case Snapshot(state=Waiting(gate=Gate.BLOCKED)):
+            return cause_of_block(snapshot.life)
         case _:
             return None
 
