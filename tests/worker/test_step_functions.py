@@ -18,7 +18,7 @@ from flowfabric import (
     SyncContext,
 )
 from flowfabric.worker.errors import Unwind
-from flowfabric.worker.run.steps import StepFacts
+from flowfabric.worker.run.steps import StepFacts, current_context
 from tests.worker.bench import AGAIN, Bench, Log
 
 
@@ -202,6 +202,77 @@ async def test_any_callable_can_be_a_step(bench: Bench) -> None:
 
 
 # -- in a thread
+
+
+async def test_a_step_of_a_handler_that_takes_no_context_is_recorded_in_its_order(
+    bench: Bench, log: Log
+) -> None:
+    @bench.fabric.step()
+    async def fetch(word: str) -> str:
+        return str(log.note(word))
+
+    @bench.fabric.task(**AGAIN)
+    async def job() -> list[str]:
+        found = [*await asyncio.gather(fetch("a"), fetch("b")), await fetch("c")]
+        if log.count("tried") == 0:
+            log.note("tried")
+            raise ValueError
+        return found
+
+    run = await job.submit()
+    await bench.work()
+    assert await run.result() == ["a", "b", "c"]
+    assert log == ["a", "b", "c", "tried"]
+
+
+async def test_a_step_after_the_end_of_a_handler_that_takes_no_context_is_refused(
+    bench: Bench, log: Log
+) -> None:
+    left: list[asyncio.Task[Any]] = []
+    go_on = asyncio.Event()
+
+    @bench.fabric.step()
+    async def fetch(word: str) -> str:
+        return str(log.note(word))
+
+    @bench.fabric.task()
+    async def job() -> str:
+        async def stray() -> None:
+            await go_on.wait()
+            await fetch("stray")
+
+        left.append(asyncio.create_task(stray()))
+        await asyncio.sleep(0)
+        return "over"
+
+    run = await job.submit()
+    await bench.work()
+    go_on.set()
+    with pytest.raises(Unwind):
+        await left[0]
+    assert (await run.result(), log, await bench.steps(run)) == ("over", [], [])
+
+
+async def test_threads_that_ask_at_the_same_moment_share_the_scope_of_their_run(
+    bench: Bench,
+) -> None:
+    together = threading.Barrier(4)
+
+    def ask() -> object:
+        make_context = current_context.get()
+        assert make_context is not None
+        together.wait(10)
+        return make_context()._scope
+
+    @bench.fabric.task()
+    async def job() -> int:
+        return len(
+            {id(each) for each in await asyncio.gather(*(asyncio.to_thread(ask) for _ in range(4)))}
+        )
+
+    run = await job.submit()
+    await bench.work()
+    assert await run.result() == 1
 
 
 async def test_the_same_words_in_a_thread(bench: Bench, log: Log) -> None:

@@ -284,8 +284,14 @@ async def test_what_is_cancelled_before_its_handler_has_begun_is_handed_back(
 
     def cut(*given: Any) -> None:
         launch(*given)
-        tasks = [running, *(each.job for each in worker.active.values())]
-        loop.call_soon(lambda: [task.cancel() for task in tasks if task is not None])
+        loop.call_soon(end)
+
+    def end() -> None:
+        (active,) = worker.active.values()
+        assert active.job is not None
+        assert not active.entered
+        running.cancel()
+        active.job.cancel()
 
     monkeypatch.setattr(worker, "_launch", cut)
     running = asyncio.create_task(worker.run())

@@ -85,6 +85,7 @@ class Signature:
         self._all_by_name = kinds <= {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
         self.returns = hints.get("return", Any)
         self._struct = self._arguments_type(hints)
+        self._decoder: msgspec.json.Decoder[Any] | None = None
 
     @property
     def parameters(self) -> frozenset[str]:
@@ -106,7 +107,7 @@ class Signature:
         function's annotation does not accept."""
         payload = self.encode_loosely(self.bind(args, kwargs))
         try:
-            _decoder(self._struct).decode(payload)
+            self._read(payload)
         except Exception as error:
             raise Invalid(f"{self.name} does not accept this: {_message(error)}") from None
         return payload
@@ -138,7 +139,7 @@ class Signature:
     def decode(self, payload: bytes) -> tuple[list[Any], dict[str, Any]]:
         """The call in a payload. Undecodable says which argument does not fit, and why."""
         try:
-            values = _decoder(self._struct).decode(payload or b"{}")
+            values = self._read(payload or b"{}")
         except Exception as error:
             raise Undecodable(f"the arguments do not fit {self.name}: {_message(error)}") from error
         if self._all_by_name:
@@ -148,6 +149,11 @@ class Signature:
                 if (value := getattr(values, name)) is not msgspec.UNSET
             }
         return self._placed(values)
+
+    def _read(self, payload: bytes) -> Any:
+        if self._decoder is None:
+            self._decoder = _decoder(self._struct)
+        return self._decoder.decode(payload)
 
     def _placed(self, values: msgspec.Struct) -> tuple[list[Any], dict[str, Any]]:
         args: list[Any] = []

@@ -104,10 +104,12 @@ def check_tag(tag: object) -> tuple[str, str]:
 
 def check_bytes(value: object, what: str, limit: int) -> bytes:
     """`value` as `bytes` if it is bytes-like and no longer than `limit`."""
+    if type(value) is bytes and len(value) <= limit:
+        return value
     if not isinstance(value, bytes | bytearray | memoryview):
         raise Invalid(f"{what} must be bytes, not {type(value).__name__}")
     check_size(value.nbytes if isinstance(value, memoryview) else len(value), what, limit)
-    return value if type(value) is bytes else bytes(value)
+    return bytes(value)
 
 
 def check_size(size: int, what: str, limit: int) -> None:

@@ -345,9 +345,9 @@ def _undo(
 
 def _ended_by(snapshot: Snapshot, owner: Owner, outcome: Outcome) -> bool:
     """Whether the same fence has already ended the execution in this way."""
-    fence = owner.fence
     match snapshot.state:
         case Ended(outcome=reached, lease=Lease() as lease) if reached is outcome:
+            fence = owner.fence
             return fence is not None and fence == fence_of(snapshot, lease)
         case _:
             return False

@@ -11,6 +11,7 @@ from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import Event
 from flowfabric.core.execution.model import (
+    EMPTY_LIFE,
     Active,
     Attempt,
     Ended,
@@ -67,7 +68,10 @@ class Change(Struct, Generic[T_co], frozen=True, gc=False):
     @property
     def outbox(self) -> tuple[OutboxEntry, ...]:
         """Everything that is owed to flows after this change."""
-        return self.owed + outbox_of(self.before, self.after)
+        after = self.after
+        if after is None or (after.execution.flow is None and after.head.life is EMPTY_LIFE):
+            return self.owed  # most changes
+        return self.owed + outbox_of(self.before, after)
 
     @property
     def alarm(self) -> Millis | None:

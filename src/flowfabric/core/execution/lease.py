@@ -324,7 +324,7 @@ def lease_event(
     snapshot: Snapshot, now: Millis, lease: Lease, kind: EventKind, **detail: object
 ) -> Event:
     """An event about a lease that is in the given snapshot, or has just left it."""
-    given = {key: value for key, value in detail.items() if value is not None}
+    given = {key: value for key, value in detail.items() if value is not None} if detail else None
     return Event(
         uuid=snapshot.execution.uuid,
         at=now,

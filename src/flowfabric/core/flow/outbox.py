@@ -8,7 +8,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from flowfabric.core.execution.model import EMPTY_LIFE, Ended, Flags, Snapshot, Source
+from flowfabric.core.execution.model import Ended, Flags, Snapshot, Source
 from flowfabric.core.execution.outcome import Outcome
 
 _FLOW = int(Flags.FLOW)  # flags are slow, and every ending is tested
@@ -70,8 +70,6 @@ def outbox_of(before: Snapshot | None, after: Snapshot | None) -> tuple[OutboxEn
     """What a change of an execution owes to flows, because it ended or was replayed."""
     if before is None or after is None:
         return ()
-    if after.execution.flow is None and after.head.life is EMPTY_LIFE:
-        return ()  # most executions
     if not turned(before, after):
         return ()
     own = _owed_to_own(before, after)

@@ -119,40 +119,57 @@ class PostCommit:
     ) -> None:
         if (seen := watching()) is not None:
             seen.applied(changes)
-        moves = [
-            (change.before, change.after)
-            for change in changes
-            if change.before is not None and change.after is not None
-        ]
-        ready, ended, due = False, list[UUID](), list[Millis | None]()
-        for _, after in moves:
-            match after.state:
-                case Ready() | Lost():
-                    ready = True
-                case Ended():
-                    ended.append(after.execution.uuid)
-                case _:
-                    due += [_due_at(after), after.alarm_at]
-        self.publish(
-            Commit(
-                ready=ready,
-                ended=tuple(ended),
-                owed=tuple(entry for change in changes for entry in change.outbox),
-                settled=settled,
-                unfinished=unfinished,
-                limited=tuple(after.execution for before, after in moves if _frees(before, after)),
-                unleased=tuple(
-                    after.execution.uuid for before, after in moves if _unleases(before, after)
-                ),
-                signalled=any(
-                    change.signals and change.after and isinstance(change.after.state, Active)
-                    for change in changes
-                ),
-                closed=tuple(
-                    after.execution.uuid for before, after in moves if _closes(before, after)
-                ),
-                due_at=_earliest(due),
-            )
+        found = _Effects()
+        for change in changes:
+            found.add(change)
+        self.publish(found.commit(settled, unfinished))
+
+
+class _Effects:
+    """What changes have done, collected in one pass: every ending goes through here."""
+
+    def __init__(self) -> None:
+        self._ready = self._signalled = False
+        self._ended: list[UUID] = []
+        self._owed: list[OutboxEntry] = []
+        self._limited: list[Execution] = []
+        self._unleased: list[UUID] = []
+        self._closed: list[UUID] = []
+        self._due: list[Millis | None] = []
+
+    def add(self, change: Change[Any]) -> None:
+        before, after = change.before, change.after
+        self._owed += change.outbox
+        if before is None or after is None:
+            return
+        uuid, state = after.execution.uuid, after.state
+        if isinstance(before.state, Active) and not isinstance(state, Active):
+            self._unleased.append(uuid)
+        if int(before.head.flags) & _LIMITS and _frees(before, after):
+            self._limited.append(after.execution)
+        match state:
+            case Ended():
+                self._ended.append(uuid)
+            case Ready() | Lost():
+                self._ready = True
+            case _:
+                self._due += [_due_at(after), after.alarm_at]
+                self._signalled |= bool(change.signals) and isinstance(state, Active)
+        if not isinstance(state, Ended) and _closes(before, after):
+            self._closed.append(uuid)
+
+    def commit(self, settled: frozenset[UUID], unfinished: frozenset[UUID]) -> Commit:
+        return Commit(
+            ready=self._ready,
+            ended=tuple(self._ended),
+            owed=tuple(self._owed),
+            settled=settled,
+            unfinished=unfinished,
+            limited=tuple(self._limited),
+            unleased=tuple(self._unleased),
+            signalled=self._signalled,
+            closed=tuple(self._closed),
+            due_at=_earliest(self._due),
         )
 
 
@@ -169,18 +186,14 @@ def _due_at(snapshot: Snapshot) -> Millis | None:
 
 
 def _frees(before: Snapshot, after: Snapshot) -> bool:
-    """Whether a slot was given back, or one more waits for a slot."""
-    if not int(before.head.flags) & _LIMITS or isinstance(after.state, Ready | Lost | Active):
+    """Whether an execution with limits gave a slot back, or one more waits for a slot."""
+    if isinstance(after.state, Ready | Lost | Active):
         return False
     return isinstance(before.state, Ready | Lost | Active) or _waits_for_limits(after)
 
 
 def _waits_for_limits(snapshot: Snapshot) -> bool:
     return isinstance(snapshot.state, Waiting) and snapshot.state.gate is Gate.LIMIT
-
-
-def _unleases(before: Snapshot, after: Snapshot) -> bool:
-    return isinstance(before.state, Active) and not isinstance(after.state, Active)
 
 
 def _closes(before: Snapshot, after: Snapshot) -> bool:

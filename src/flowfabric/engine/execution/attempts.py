@@ -6,6 +6,7 @@ no read. Only if that is refused is the execution loaded, and the rule then says
 
 from collections.abc import Callable
 from functools import partial
+from itertools import compress
 from typing import Concatenate
 from uuid import UUID
 
@@ -315,13 +316,14 @@ async def _flush_ends(
     following = await downstreams.after(changes, now)
     more = (following.changes,) if following.changes else ()
     written = await context.store.end(changes, now, *more)
+    ended = [_uuid(change) in written for change in changes]
     released = [each.change for each in following.changes if _uuid(each.change) in written]
     context.post_commit.applied(
-        [*(change for change in changes if _uuid(change) in written), *released],
+        [*compress(changes, ended), *released],
         settled=following.settled(written),
         unfinished=frozenset(map(_flow, released)),
     )
-    return [_uuid(change) in written for change in changes]
+    return ended
 
 
 def _explain(found: Snapshot | None, now: Millis, owner: Owner) -> Change[None]:

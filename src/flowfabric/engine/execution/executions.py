@@ -307,9 +307,9 @@ def _new_id(ids: Ids, fresh: UUID | None, now: Millis) -> UUID:
 def _outcome(creation: Creation, existing: ExecutionId | None) -> Submitted | Duplicate:
     """A duplicate of an id that this process created is its own, from an earlier try."""
     snapshot = creation.snapshot
-    mine = creation.minted and existing == snapshot.execution.id
-    if existing is None or mine:
-        return Submitted(snapshot.execution.id, public_state(snapshot))
+    id = snapshot.execution.id
+    if existing is None or (creation.minted and existing == id):
+        return Submitted(id, public_state(snapshot))
     return Duplicate(existing)
 
 
@@ -321,4 +321,5 @@ def _creation_keys(creation: Creation) -> tuple[Hashable, ...]:
 
 
 def _creation_weight(creation: Creation) -> int:
-    return len(creation.payload) + sum(len(step.doc) for step in creation.steps)
+    steps = sum(len(step.doc) for step in creation.steps) if creation.steps else 0
+    return len(creation.payload) + steps

@@ -61,8 +61,11 @@ async def claim_all(
 ) -> list[list[Taken]]:
     await session.book.need_workers([call.worker for call in calls])
     taken = await session.claim.run(partial(_claim, session, calls, now))
+    taken.sort(key=_order)
+    if len(calls) == 1:
+        return [taken]
     found: dict[UUID, list[Taken]] = {call.id: [] for call in calls}
-    for item in sorted(taken, key=_order):
+    for item in taken:
         found[_lease_id(item)].append(item)
     return list(found.values())
 

@@ -7,13 +7,14 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid, Locked
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.event import Event
-from flowfabric.core.execution.model import Active, Ended, Lease, Snapshot
+from flowfabric.core.execution.model import Active, Ended, Head, Lease, Snapshot
 from flowfabric.core.flow.progress import DownstreamChange
 from flowfabric.store.postgres.apply import prepare, recognise
 from flowfabric.store.postgres.dialer import Connection
@@ -31,7 +32,6 @@ from flowfabric.store.rows.execution import (
     StateTable,
     event_row,
     state_row,
-    workers_in,
     write_life,
 )
 from flowfabric.store.rows.flow import OUTBOX, outbox_rows
@@ -46,8 +46,7 @@ _RELEASED = tuple(
 )
 _NO_EVENT = (None, None, None)
 _END_WIDTH = 9 + len(_NO_EVENT)
-_KIND = _END_WIDTH - 2
-_END_SHARED = (1, 2, 3, 4, 6, _KIND)
+_END_SHARED = (1, 2, 3, 4, 6, _END_WIDTH - 2)
 """Versions, epoch, claim, outcome and kind of event are mostly the same for all."""
 _PROGRESS_WIDTH = 11
 _STEP_SHARED = (6, 7, 8, 9)
@@ -58,6 +57,15 @@ MIN_RENEW_SECONDS = 0.2
 MAX_RENEW_SECONDS = 2.0
 """How long a renewal may take before another connection is tried: an eighth of the lease, so that
 there is time for more than one."""
+
+
+class _End(Struct, frozen=True, gc=False):
+    """An ending as it is written: its row, and the events that do not ride with it."""
+
+    change: Change[object]
+    row: Row
+    lease: Lease
+    events: Sequence[Event] = ()
 
 
 async def renew(
@@ -77,19 +85,20 @@ async def end(
     now: Millis,
     downstreams: Sequence[DownstreamChange] = (),
 ) -> set[UUID]:
-    workers = {worker for change in changes for worker in workers_in(change)}
+    ends = sorted(map(_end_of, changes), key=_end_number)
+    workers = {end.lease.worker for end in ends}
+    workers.update(event.worker for end in ends for event in end.events if event.worker is not None)
     await session.book.need_workers(workers)
-    ordered = sorted(changes, key=_change_number)
     if downstreams:
         moves = await prepare(session, [each.change for each in downstreams])
         upstreams = [
             (_uuid_of(each.change), upstream) for each in downstreams for upstream in each.upstreams
         ]
-        work = partial(_end, session, ordered, now, (moves, upstreams))
+        work = partial(_end, session, ends, now, (moves, upstreams))
         # Refused together: whatever it is, the endings do not wait for it.
         with suppress(Invalid, Locked):
             return await session.end.run(work, patience=0.0)
-    return set[UUID]().union(*await divide(ordered, partial(_send_ends, session, now)))
+    return set[UUID]().union(*await divide(ends, partial(_send_ends, session, now)))
 
 
 async def write_progress(
@@ -133,34 +142,28 @@ async def _fetch(
 
 
 async def _send_ends(
-    session: PostgresSession, now: Millis, changes: Sequence[Change[object]], patience: float
+    session: PostgresSession, now: Millis, ends: Sequence[_End], patience: float
 ) -> set[UUID]:
-    return await session.end.run(partial(_end, session, changes, now, None), patience=patience)
+    return await session.end.run(partial(_end, session, ends, now, None), patience=patience)
 
 
 async def _end(
     session: PostgresSession,
-    changes: Sequence[Change[object]],
+    ends: Sequence[_End],
     now: Millis,
     following: Following | None,
     connection: Connection,
     repeated: bool,
 ) -> set[UUID]:
     names = session.book.names
-    ends: list[Row] = []
-    events: list[Row] = []
-    for change in changes:
-        row = _end_row(change)
-        ends.append(row)
-        if row[_KIND] is None:
-            events += [event_row(event, names) for event in change.events]
+    events = [event_row(event, names) for end in ends for event in end.events]
     moves, upstreams = following or ((), ())
-    written = [*changes, *(move.change for move in moves)]
-    owed = [row for change in written for row in outbox_rows(change.outbox)]
+    written = [*(end.change for end in ends), *(move.change for move in moves)]
+    owed = [row for each in written if (outbox := each.outbox) for row in outbox_rows(outbox)]
     query = "ended_leases" if following is None else "ended_with_downstreams"
     rows = await connection.fetch(
         session.queries[query],
-        *columns(ends, _END_WIDTH, shared=_END_SHARED),
+        *columns([end.row for end in ends], _END_WIDTH, shared=_END_SHARED),
         now,
         *columns(events, len(EVENT)),
         *columns(owed, len(OUTBOX)),
@@ -188,9 +191,20 @@ def _release_row(move: RowMove, names: Names) -> Row:
     return (*map(place.get, _RELEASED), move.before.head.version)
 
 
-def _end_row(change: Change[object]) -> Row:
-    before, after, lease, ended = _ending(change)
-    old, new = before.head, after.head
+def _end_of(change: Change[object]) -> _End:
+    before, after = change.before, change.after
+    if before is not None and after is not None:
+        active, ended = before.state, after.state
+        if isinstance(active, Active) and isinstance(ended, Ended):
+            lease, epoch = active.lease, before.head.epoch
+            event = _only_event(change.events, epoch, lease, ended.ended_at)
+            row = (*_end_row(before, after.head, lease, ended), *event)
+            return _End(change, row, lease, change.events if event is _NO_EVENT else ())
+    raise AssertionError("only endings of a running attempt are written this way")
+
+
+def _end_row(before: Snapshot, new: Head, lease: Lease, ended: Ended) -> Row:
+    old = before.head
     return (
         before.execution.uuid,
         old.version,
@@ -201,7 +215,6 @@ def _end_row(change: Change[object]) -> Row:
         int(ended.outcome),
         ended.ended_at,
         ended.result,
-        *_only_event(change.events, old.epoch, lease, ended.ended_at),
     )
 
 
@@ -215,15 +228,6 @@ def _only_event(events: Sequence[Event], epoch: int, lease: Lease, ended_at: Mil
         return _NO_EVENT
     detail = None if event.detail is None else msgspec.json.encode(event.detail)
     return (None if event.at == ended_at else event.at, int(event.kind), detail)
-
-
-def _ending(change: Change[object]) -> tuple[Snapshot, Snapshot, Lease, Ended]:
-    before, after = change.before, change.after
-    if before is not None and after is not None:
-        running, ended = before.state, after.state
-        if isinstance(running, Active) and isinstance(ended, Ended):
-            return before, after, running.lease, ended
-    raise AssertionError("only endings of a running attempt are written this way")
 
 
 def _folded(writes: Sequence[SideWrite]) -> list[SideWrite]:
@@ -281,5 +285,6 @@ def _number(row: Row) -> int:
     return number
 
 
-def _change_number(change: Change[object]) -> int:
-    return _ending(change)[0].execution.uuid.int
+def _end_number(end: _End) -> int:
+    number: int = end.row[0].int
+    return number

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from operator import itemgetter
 from typing import Any, TypeVar
 from uuid import UUID
@@ -104,10 +104,8 @@ class PostgresSession:
     ) -> list[Snapshot]:
         """As `read`, without those that cannot be read."""
         await self.learn(connection, rows)
-        names = self.book.names
-        return readable(
-            rows, lambda row: read_snapshot(row, names, same), "execution", itemgetter(0), left_out
-        )
+        read = partial(read_snapshot, names=self.book.names, uuid=same)
+        return readable(rows, read, "execution", itemgetter(0), left_out)
 
     async def read(self, connection: Connection, rows: Sequence[Any]) -> list[Snapshot]:
         """Rows that begin with the columns of the view `snapshot`, as values. Corruption names one
@@ -118,9 +116,9 @@ class PostgresSession:
 
     async def learn(self, connection: Connection, rows: Sequence[Any]) -> None:
         """Knows every name that such rows have a number of; a row may be empty."""
-        newest = max((row[_ROUTE] or 0 for row in rows), default=0)
-        worker = max((row[_WORKER] or 0 for row in rows), default=0)
-        await self.book.know(connection, newest, worker)
+        routes = {row[_ROUTE] or 0 for row in rows}
+        workers = {row[_WORKER] or 0 for row in rows}
+        await self.book.know(connection, max(routes, default=0), max(workers, default=0))
 
 
 async def insert_new(connection: Connection, query: str, values: Sequence[Any]) -> list[Any]:

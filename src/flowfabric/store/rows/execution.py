@@ -327,21 +327,19 @@ def read_execution(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]
 def read_snapshot(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]) -> Snapshot:
     """A row of the view `snapshot` as a value. The routes and workers it names are known.
     Raises Corruption with the id of one that cannot be read."""
+    life = row[_LIFE]
     try:
-        return _read_snapshot(row, names, uuid)
+        head = Head(
+            version=row[_VERSION],
+            epoch=row[_EPOCH],
+            rank=row[_RANK],
+            flags=_flags(row[_FLAGS]),
+            life=EMPTY_LIFE if life is None else read_life(life),
+        )
+        state = _STATES[row[_PLACE]](row, names, uuid)
+        return Snapshot(read_execution(row, names, uuid), head, state)
     except UNREADABLE as error:
         raise unreadable("execution", row[_ID], error) from None
-
-
-def _read_snapshot(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]) -> Snapshot:
-    head = Head(
-        version=row[_VERSION],
-        epoch=row[_EPOCH],
-        rank=row[_RANK],
-        flags=_flags(row[_FLAGS]),
-        life=read_life(row[_LIFE]),
-    )
-    return Snapshot(read_execution(row, names, uuid), head, _STATES[row[_PLACE]](row, names, uuid))
 
 
 def read_event(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]) -> StoredEvent:

@@ -9,12 +9,15 @@ from typing import Any
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.worker.api.task import Task
 from flowfabric.worker.run.cancelling import CancelNotice
-from flowfabric.worker.run.lease import WorkerLease
+from flowfabric.worker.run.lease import Key, WorkerLease
 from flowfabric.worker.run.scope import CallScope, SignalsBySuspension
 from flowfabric.worker.run.steps import Work
 
 
 def _nothing() -> None: ...
+
+
+def _unknown(key: Key) -> None: ...
 
 
 def fields_of(claim: Claim) -> dict[str, object]:
@@ -31,6 +34,7 @@ class ActiveRun:
         "begun",
         "claim",
         "completed",
+        "entered",
         "handler",
         "handling",
         "has_slot",
@@ -62,7 +66,8 @@ class ActiveRun:
         self.lease = lease or WorkerLease(claim)
         self.key = self.lease.key
         self.scope: CallScope | None = None
-        self.notice = CancelNotice.of(claim.snapshot)
+        cleanup = claim.snapshot.head.life.cleanup
+        self.notice = None if cleanup is None else CancelNotice.of(claim.snapshot)
         self.told = self.notice is not None
         """Whether the handler knows that its run is being cancelled."""
         self.undos: list[Work] = []
@@ -70,8 +75,8 @@ class ActiveRun:
         self.job: asyncio.Task[None] | None = None
         self.thread: Future[Any] | None = None
         self.has_slot = True
-        self.handling = False
-        self.reporting = False
+        self.entered = self.handling = self.reporting = False
+        """Whether its task has begun, its handler runs, its end is being reported."""
         self.stopped = ""
         self.again = False
         self.begun = False
@@ -84,7 +89,7 @@ class ActiveRun:
         self.completed = False
         """Whether the handler ended the run in a transaction. Only the store knows whether that
         was committed."""
-        self.on_completed: Callable[[], None] = _nothing
+        self.on_completed: Callable[[Key], None] = _unknown
         self.on_step: Callable[[], None] = _nothing
 
     @property
@@ -108,7 +113,7 @@ class ActiveRun:
 
     def complete(self) -> None:
         self.completed = True
-        self.on_completed()
+        self.on_completed(self.key)
 
     def tell(self, notice: CancelNotice) -> None:
         """The run is being cancelled: its handler is told where it waits or makes a call, and has

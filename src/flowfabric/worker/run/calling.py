@@ -3,6 +3,7 @@ middleware if there is any, and within its timeout."""
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 from msgspec import Raw
 
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Start
 from flowfabric.worker.api.context import Context, run_info
 from flowfabric.worker.api.hooks import Invocation
 from flowfabric.worker.api.sync import SyncContext
@@ -18,11 +20,15 @@ from flowfabric.worker.api.task import Mode, Task
 from flowfabric.worker.codec import Undecodable, decode
 from flowfabric.worker.errors import TIMED_OUT
 from flowfabric.worker.run.active import ActiveRun
+from flowfabric.worker.run.callers import current_caller
 from flowfabric.worker.run.hooks import WorkerHooks
 from flowfabric.worker.run.processes import Processes
 from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.steps import current_context
 from flowfabric.worker.run.threads import Threads
+
+_FIRST_ASKED = threading.Lock()
+"""Threads that a coroutine has started may ask for its scope at the same moment."""
 
 HandlerFunction = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 """A handler as a function of its positional and named arguments."""
@@ -42,8 +48,10 @@ class HandlerCalls:
         handlers: Threads,
         processes: Processes,
         hooks: WorkerHooks,
+        late_scope: Callable[[ActiveRun], CallScope],
     ) -> None:
         self.processes = processes
+        self._late_scope = late_scope
         self._now = now
         self._handlers = handlers
         self._hooks = hooks
@@ -71,7 +79,28 @@ class HandlerCalls:
             active.scope.stop(TIMED_OUT)
         raise AttemptTimedOut(f"{handler.name} took longer than its timeout")
 
+    def needs_scope(self, active: ActiveRun, handler: Task[Any, Any]) -> bool:
+        """Whether the handler is called in a scope. One that takes no context and begins its first
+        attempt gets one when it first asks: most handlers of short tasks never do."""
+        claim = active.claim
+        snapshot = claim.snapshot
+        policy = snapshot.execution.policy
+        return (
+            handler.mode is not Mode.ASYNC
+            or handler.takes_context
+            or active.again
+            or active.told
+            or claim.lease.start is not Start.INITIAL
+            or snapshot.head.life.seeded
+            or (policy is not None and policy.cleanup_policy is not None)
+            or self._hooks.has_middleware
+        )
+
     async def _call(self, active: ActiveRun, handler: Task[Any, Any]) -> Any:
+        if active.scope is None and handler.mode is Mode.ASYNC:
+            current_context.set(partial(self._late_context, active))
+            result = handler.function(*active.args, **active.kwargs)
+            return await result if inspect.isawaitable(result) else result
         function = self._function_of(active, handler)
         if self._hooks.has_middleware:
             return await self._through_middleware(active, handler, function)
@@ -105,6 +134,13 @@ class HandlerCalls:
             lifespan=self._hooks.lifespan.value,
         )
 
+    def _late_context(self, active: ActiveRun) -> Context:
+        """The context of a handler that was called without a scope."""
+        with _FIRST_ASKED:
+            if active.scope is None:
+                active.scope = self._late_scope(active)
+        return Context(active.scope)
+
     def _start(self, active: ActiveRun, work: Callable[[], Any]) -> "Future[Any]":
         active.thread = self._handlers.start(work)
         return active.thread
@@ -122,7 +158,7 @@ class HandlerCalls:
         cancel = scope.cancel if plain or driven else None
 
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            scope.adopt()
+            scope.adopt(current_caller())
             current_context.set(make_context)
             if plain and cancel is not None:
                 cancel.begin()

@@ -50,7 +50,7 @@ from flowfabric.worker.run.processes import ProcessDied, Processes
 from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.threads import Threads
 from flowfabric.worker.run.undo import undo_all
-from flowfabric.worker.run.until_available import until_available
+from flowfabric.worker.run.until_available import AWAY, until_available
 
 log = logging.getLogger("flowfabric.worker")
 
@@ -70,7 +70,13 @@ class Executor:
         cancelled: Callable[[], bool],
     ) -> None:
         """`stopping` says whether the worker drains, `cancelled` whether it is torn down."""
-        self.calls = HandlerCalls(engine.now, handlers=handlers, processes=processes, hooks=hooks)
+        self.calls = HandlerCalls(
+            engine.now,
+            handlers=handlers,
+            processes=processes,
+            hooks=hooks,
+            late_scope=self._late_scope,
+        )
         self.loop = asyncio.get_running_loop()
         self._engine = engine
         self._steps = steps
@@ -80,6 +86,7 @@ class Executor:
 
     async def run(self, active: ActiveRun) -> None:
         """Every outcome is reported to the store, except that of a lost lease."""
+        active.entered = True
         try:
             while await self._run_once(active):
                 active.again, active.scope = True, None
@@ -197,10 +204,6 @@ class Executor:
         active.handling, active.raised, active.begun = True, None, False
         try:
             try:
-                if not active.again:
-                    # What was claimed together begins in the next turn of the loop: a claim for the
-                    # slots that are still free goes first, and the database works meanwhile.
-                    await asyncio.sleep(0)
                 return await self._outcome(active)
             except Exception:
                 # A failure is reported after the store knows of all compensations.
@@ -238,8 +241,8 @@ class Executor:
         return await self._called(active, handler)
 
     async def _called(self, active: ActiveRun, handler: Task[Any, Any]) -> Report:
-        """Has the handler called in a scope of its own."""
-        if handler.mode is not Mode.PROCESS:
+        """Has the handler called, in a scope of its own if it needs one."""
+        if handler.mode is not Mode.PROCESS and self.calls.needs_scope(active, handler):
             active.scope = self._make_scope(active, again=active.again, notice=active.notice)
             if active.scope.is_continued:
                 await active.scope.load()
@@ -263,13 +266,25 @@ class Executor:
             self._engine,
             active.lease,
             self._steps,
+            loop=self.loop,
             on_completed=active.complete,
             on_step=active.on_step,
             again=again,
-            received=active.received,
             hooks=self._hooks,
         )
+        scope.received = active.received
         scope.expect_cancel(notice, active.learn)
+        return scope
+
+    def _late_scope(self, active: ActiveRun) -> CallScope:
+        """The scope of a handler that began without one. A task or thread that the handler has left
+        behind gets a closed one."""
+        scope = self._make_scope(active, again=False)
+        scope.adopt(active.job)
+        if active.stopped:
+            scope.stop(active.stopped)
+        if not active.handling:
+            scope.close()
         return scope
 
     def _is_fresh(self, active: ActiveRun) -> bool:
@@ -350,12 +365,18 @@ class Executor:
 
     async def _deliver(self, active: ActiveRun, report: Report) -> object:
         """Repeats the report until the store answers; the heartbeat keeps the lease meanwhile."""
-        pointless = partial(self._pointless, active)
         try:
-            return await until_available(partial(report, self._engine), pointless)
+            try:
+                return await report(self._engine)
+            except AWAY:
+                return await self._until_delivered(active, report)
         except (Invalid, NoSigningKey) as error:  # such as a result that is too large
-            report = failing(active.claim, f"how it ended cannot be stored: {error.detail}")
-            return await until_available(partial(report, self._engine), pointless)
+            reason = f"how it ended cannot be stored: {error.detail}"
+            return await self._until_delivered(active, failing(active.claim, reason))
+
+    async def _until_delivered(self, active: ActiveRun, report: Report) -> object:
+        pointless = partial(self._pointless, active)
+        return await until_available(partial(report, self._engine), pointless)
 
     def _pointless(self, active: ActiveRun) -> bool:
         return active.stopped == LOST or self._cancelled()

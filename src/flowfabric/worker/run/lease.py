@@ -35,10 +35,11 @@ class WorkerLease:
 
     def __init__(self, claim: Claim, age: float = 0.0) -> None:
         """`age` is how many seconds ago the lease began."""
+        lease, uuid, epoch = claim.lease, claim.uuid, claim.epoch
         self.claim = claim
-        self.renewal = Renewal(claim.uuid, claim.lease.id, claim.epoch, claim.ttl)
-        self.key: Key = (self.renewal.uuid, self.renewal.epoch)
-        self.expires_at = claim.expires_at
+        self.renewal = Renewal(uuid, lease.id, epoch, claim.ttl)
+        self.key: Key = (uuid, epoch)
+        self.expires_at = lease.expires_at
         self.renewed_at = self.seen_at = time.monotonic() - max(0.0, age)
         self.resting = False
 

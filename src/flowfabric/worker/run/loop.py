@@ -78,6 +78,7 @@ class Worker:
         self.identity = WorkerIdentity(options.name, options.instance or _instance())
         self.active: dict[Key, ActiveRun] = {}
         self._newest: dict[UUID, ActiveRun] = {}
+        self._starting: list[tuple[ActiveRun, Coroutine[None, None, None]]] = []
         self.hooks = WorkerHooks(hooks or Hooks())
         self._left_behind: list[asyncio.Task[None]] = []
         self.completed = 0
@@ -230,20 +231,30 @@ class Worker:
     # -- running
 
     def _launch(self, executor: Executor, claim: Claim, now: Millis) -> None:
-        age = now - (claim.expires_at - claim.ttl)
-        active = ActiveRun(claim, _handler(self._tasks, claim), WorkerLease(claim, age / 1000))
+        lease, handler = claim.lease, _handler(self._tasks, claim)
+        age = now - (lease.expires_at - claim.ttl)
+        active = ActiveRun(claim, handler, WorkerLease(claim, age / 1000))
         self._supersede(active)
-        if claim.lease.start is Start.RECLAIM:
+        if lease.start is Start.RECLAIM:
             log_takeover(claim)
         self.active[active.key] = active
         self._slots.take(claim.kind)
         if self._heartbeat is not None:
             self._heartbeat.hold(active.lease)
-            active.on_completed = partial(self._heartbeat.rest, active.key)
-        active.job = executor.loop.create_task(self._work(active, executor))
-        active.job.add_done_callback(partial(self._done, active))
+            active.on_completed = self._heartbeat.rest
+        if not self._starting:
+            executor.loop.call_soon(self._start, executor)
+        self._starting.append((active, self._work(active, executor)))
         if self._stopping.is_set():
             active.stop(DRAIN)
+
+    def _start(self, executor: Executor) -> None:
+        """Starts what was claimed together, one turn of the loop after the claim: the claim for the
+        slots that are still free goes first, and the database works while handlers do."""
+        starting, self._starting = self._starting, []
+        for active, work in starting:
+            active.job = job = executor.loop.create_task(work)
+            job.add_done_callback(partial(self._done, active, executor))
 
     def _work(self, active: ActiveRun, executor: Executor) -> Coroutine[None, None, None]:
         if not is_suspect(active.claim) or self._ward.closed:
@@ -259,7 +270,13 @@ class Worker:
                 self._heartbeat.drop(old.key)
             self._lost(old.key, Loss.GONE)
 
-    def _done(self, active: ActiveRun, job: "asyncio.Task[None]") -> None:
+    def _done(self, active: ActiveRun, executor: Executor, job: "asyncio.Task[None]") -> None:
+        if not active.entered and job.cancelled() and active.key in self.active:
+            # By the end of the program, which cancels everything in the loop.
+            active.stop(DRAIN)
+            self._starting.append((active, executor.run(active)))
+            self._start(executor)
+            return
         self.active.pop(active.key, None)
         if self._newest.get(active.claim.uuid) is active:
             del self._newest[active.claim.uuid]
@@ -353,8 +370,9 @@ class Worker:
         )
 
     async def _all_done(self) -> None:
-        while jobs := [active.job for active in self.active.values() if active.job is not None]:
-            await asyncio.wait(jobs)
+        while self.active:
+            jobs = [active.job for active in self.active.values() if active.job is not None]
+            await (asyncio.wait(jobs) if jobs else asyncio.sleep(0))
 
     def _start_heartbeat(self) -> None:
         if not self.options.heartbeat or self._heartbeat_leases is None:

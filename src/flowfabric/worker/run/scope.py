@@ -13,7 +13,6 @@ from flowfabric.core.wait.model import Signal
 from flowfabric.engine.engine import Engine
 from flowfabric.worker.errors import LOST, OVER, StepsChanged, Unwind
 from flowfabric.worker.run.branches import Branches, Halt, StepPlace
-from flowfabric.worker.run.callers import current_caller
 from flowfabric.worker.run.cancelling import CancelNotice, CancelPoint
 from flowfabric.worker.run.hooks import Hooks, WorkerHooks
 from flowfabric.worker.run.journal import Journal
@@ -47,20 +46,19 @@ class CallScope:
         lease: WorkerLease,
         threads: Threads,
         *,
+        loop: asyncio.AbstractEventLoop,
         on_completed: Callable[[], None] = _nothing,
         on_step: Callable[[], None] = _nothing,
         again: bool = False,
-        received: SignalsBySuspension | None = None,
         hooks: WorkerHooks | None = None,
     ) -> None:
-        """`again` says that the handler was called before under the same lease; `received` holds
-        the signals that its waits have read since."""
+        """`again` says that the handler was called before under the same lease."""
         self.engine = engine
         self.lease = lease
         self.claim = lease.claim
         self.threads = threads
         self.hooks = hooks or WorkerHooks(Hooks())
-        self.loop = asyncio.get_running_loop()
+        self.loop = loop
         self.halt = Halt()
         self.completed = False
         self.undos: list[Work] = []
@@ -68,7 +66,8 @@ class CallScope:
         self._notice: CancelNotice | None = None
         self._on_cancelled: Callable[[], None] = _nothing
         self._on_completed = on_completed
-        self.received = {} if received is None else received
+        self.received: SignalsBySuspension = {}
+        """What the waits of this handler have read, in earlier calls as well."""
         self._on_step = on_step
         self._again = again
         self._caller: object = None
@@ -161,9 +160,9 @@ class CallScope:
         """That the handler asked for other steps than the recorded ones."""
         return None if self._made is None else self._made.branches.refused
 
-    def adopt(self) -> None:
-        """Called in the task or thread where the handler is about to run."""
-        self._caller = current_caller()
+    def adopt(self, caller: object) -> None:
+        """The handler runs in this task or thread."""
+        self._caller = caller
         if self._made is not None:
             self._made.branches.adopt(self._caller)
 

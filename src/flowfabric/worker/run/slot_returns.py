@@ -31,7 +31,7 @@ class SlotReturns:
     def committed(self, commit: Commit) -> None:
         """Frees the slots of runs whose ends are durable before their tasks have noticed: the claim
         that fills them is on its way while other handlers run."""
-        for uuid in (*commit.ended, *commit.unleased):
+        for uuid in commit.unleased:
             active = self._newest.get(uuid)
             if active is not None and active.reporting and self._is_over(active):
                 self.free(active)
