@@ -15,6 +15,7 @@ from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.event import Event
 from flowfabric.core.execution.model import Active, Ended, Lease, Snapshot
 from flowfabric.core.flow.progress import DownstreamChange
+from flowfabric.store.hints import Topic
 from flowfabric.store.postgres.apply import prepare, recognise
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
@@ -158,15 +159,20 @@ async def _end(
     written = [*changes, *(move.change for move in moves)]
     owed = [row for change in written for row in outbox_rows(change.outbox)]
     query = "ended_leases" if following is None else "ended_with_downstreams"
+    hinting = None
+    if following is None and len(changes) == 1:
+        hinting = session.notices.to_carry("ended_with_hint", Topic.ENDINGS)
     rows = await connection.fetch(
-        session.queries[query],
+        hinting or session.queries[query],
         *columns(ends, _END_WIDTH, shared=_END_SHARED),
         now,
         *columns(events, len(EVENT)),
         *columns(owed, len(OUTBOX)),
         *(() if following is None else _release_values(moves, upstreams, names)),
     )
-    found = {uuid for (uuid,) in rows}
+    if hinting is not None:
+        session.notices.carried(rows, Topic.ENDINGS)
+    found = {row[0] for row in rows}
     if repeated and len(found) < len(written):
         found |= await recognise(session, connection, written, found)
     return found
