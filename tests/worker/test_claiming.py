@@ -24,3 +24,28 @@ async def test_a_backlog_is_worked_off_without_a_hint(
     runs = await job.submit_many([(n,) for n in range(300)])
     async with asyncio.timeout(20), working(fabric, concurrency=8):
         assert [await run.result() for run in runs] == list(range(300))
+
+
+@pytest.mark.inside
+async def test_a_lone_run_begins_before_its_worker_prepares_to_wait(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless a hint came during the claim, as the first ones of a worker may."""
+    order: list[str] = []
+
+    @fabric.task()
+    async def job() -> None:
+        order.append("handler")
+
+    async with working(fabric) as worker:
+        pause = worker._claimer._pause
+
+        async def noted(seconds: float | None) -> None:
+            order.append("pause")
+            await pause(seconds)
+
+        monkeypatch.setattr(worker._claimer, "_pause", noted)
+        for _ in range(5):
+            order.append("submit")
+            await (await job.submit()).result()
+    assert "submit handler pause" in " ".join(order)

@@ -266,8 +266,9 @@ class ExecutionStore(Protocol):
         """The executions as they stand, in one statement, so that a moving row is seen once.
         Corruption names one that cannot be read; ask for the others without it."""
 
-    async def ended(self, uuids: Sequence[UUID]) -> set[UUID]:
-        """Which of these executions have ended: the cheap query of waiting callers."""
+    async def ended(self, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+        """Those of the executions that have ended, read as by `load`: the cheap query of waiting
+        callers."""
 
     async def detail(self, uuid: UUID) -> Detail | None:
         """One execution with payload, tags, progress and the last moment anything happened."""

@@ -26,6 +26,9 @@ T = TypeVar("T")
 
 POLL_FLOOR = 1.0
 LONGEST_REST = 0.05
+OLDEST = 128
+"""So many of the oldest are asked about at once after a hint. It tells of as many as one commit of
+a worker has ended, a few dozen, and asking costs by the number that is asked about."""
 
 log = logging.getLogger("flowfabric.watcher")
 
@@ -69,9 +72,10 @@ class AwaitedRuns:
     async def look(
         self, uuids: Sequence[UUID], *, whole: bool
     ) -> Mapping[UUID, Snapshot | Corruption | None]:
-        wanted = list(uuids) if whole else list(await self._store.ended(uuids))
-        found = await load_each(self._inbox.load, wanted) if wanted else {}
-        return {uuid: found.get(uuid) for uuid in wanted}
+        if not whole:
+            return await load_each(self._store.ended, uuids)
+        found = await load_each(self._inbox.load, uuids)
+        return {uuid: found.get(uuid) for uuid in uuids}
 
     def changed_by(self, commit: Commit) -> Mapping[UUID, Snapshot | None]:
         return dict.fromkeys(commit.ended)
@@ -232,14 +236,23 @@ class Watcher(Generic[T]):
         """Asks about the awaited ones: after a hint the oldest first, as long as
         that finds any, and one page more in turn; everywhere at the poll floor."""
         awaited = list(self.waiting)
+        if not everywhere:
+            awaited = awaited[await self._look_at_oldest(awaited) :]
         pages = [awaited[start : start + MAX_BATCH] for start in range(0, len(awaited), MAX_BATCH)]
         self._turn += 1
-        fruitful = True
         for number, page in enumerate(pages):
             in_turn = number == self._turn % len(pages)
-            if everywhere or fruitful or in_turn:
-                answered = await self._look_at(page, whole=everywhere and in_turn)
-                fruitful = fruitful and answered
+            if everywhere or in_turn:
+                await self._look_at(page, whole=everywhere and in_turn)
+
+    async def _look_at_oldest(self, awaited: Sequence[UUID]) -> int:
+        """How many of them it has asked about: pages from the front, until one finds nothing."""
+        asked, answered = 0, True
+        while answered and asked < len(awaited):
+            page = awaited[asked : asked + OLDEST]
+            answered = await self._look_at(page, whole=False)
+            asked += len(page)
+        return asked
 
     async def _look_at(self, uuids: Sequence[UUID], *, whole: bool = True) -> bool:
         """Answers callers that wait for these; True if there was an answer for any of them."""

@@ -21,9 +21,8 @@ async def load(session: PostgresSession, uuids: Sequence[UUID]) -> dict[UUID, Sn
     return await session.load.run(partial(_load, session, uuids))
 
 
-async def ended(session: PostgresSession, uuids: Sequence[UUID]) -> set[UUID]:
-    rows = await session.fetch(session.load, "ended_executions", list(uuids))
-    return {uuid for (uuid,) in rows}
+async def ended(session: PostgresSession, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+    return await session.load.run(partial(_load, session, uuids, query="ended_executions"))
 
 
 async def detail(session: PostgresSession, uuid: UUID) -> Detail | None:
@@ -72,9 +71,14 @@ async def set_tags(
 
 
 async def _load(
-    session: PostgresSession, uuids: Sequence[UUID], connection: Connection, repeated: bool
+    session: PostgresSession,
+    uuids: Sequence[UUID],
+    connection: Connection,
+    repeated: bool,
+    *,
+    query: str = "snapshots",
 ) -> dict[UUID, Snapshot]:
-    rows = await connection.fetch(session.queries["snapshots"], uuids)
+    rows = await connection.fetch(session.queries[query], uuids)
     found = await session.read(connection, rows)
     return {snapshot.execution.uuid: snapshot for snapshot in found}
 

@@ -28,9 +28,9 @@ def load(session: SqliteSession, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
     return {snapshot.execution.uuid: snapshot for snapshot in found.values()}
 
 
-def ended(session: SqliteSession, uuids: Sequence[UUID]) -> set[UUID]:
+def ended(session: SqliteSession, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
     found = session.among("ended_executions", [uuid.bytes for uuid in uuids]) if uuids else ()
-    return {read_uuid(id) for (id,) in found}
+    return load(session, [read_uuid(id) for (id,) in found])
 
 
 def snapshots(session: SqliteSession, ids: Sequence[bytes]) -> dict[bytes, Snapshot]:

@@ -1,0 +1,58 @@
+"""After a hint: which of many awaited runs are asked about."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+from flowfabric.engine.commit.post_commit import Commit
+from flowfabric.engine.commit.watcher import OLDEST, Watcher
+from flowfabric.store.contract import MAX_BATCH
+from flowfabric.store.hints import Topic
+from flowfabric.store.sqlite.store import open_sqlite
+
+
+class Numbers:
+    """What is awaited are numbers; those in `ended` have an answer."""
+
+    noun = "number"
+    rest = 0.0
+    topics = Topic.ENDINGS
+
+    def __init__(self, *ended: int) -> None:
+        self.ended = {UUID(int=number) for number in ended}
+        self.pages: list[list[int]] = []
+
+    def answer(self, asked: object, found: UUID | None) -> UUID | None:
+        return found
+
+    async def look(self, uuids: Sequence[UUID], *, whole: bool) -> Mapping[UUID, UUID | None]:
+        self.pages.append([uuid.int for uuid in uuids])
+        return {uuid: uuid for uuid in uuids if uuid in self.ended}
+
+    def changed_by(self, commit: Commit) -> Mapping[UUID, UUID | None]:
+        return {}
+
+
+async def look(numbers: Numbers, waiting: int) -> set[int]:
+    """The numbers that are answered by one look after a hint, while so many wait."""
+    watcher = Watcher(await open_sqlite(":memory:", inline=True), numbers)
+    loop = asyncio.get_running_loop()
+    futures: dict[int, asyncio.Future[UUID]] = {n: loop.create_future() for n in range(waiting)}
+    for number, future in futures.items():
+        watcher.waiting[UUID(int=number)] = {future: number}
+    await watcher._look(everywhere=False)
+    return {number for number, future in futures.items() if future.done()}
+
+
+async def test_the_oldest_are_asked_about_in_small_pages_while_that_finds_any() -> None:
+    numbers = Numbers(0, OLDEST - 1, OLDEST)
+    assert await look(numbers, 10 * MAX_BATCH) == {0, OLDEST - 1, OLDEST}
+    assert [len(page) for page in numbers.pages] == [OLDEST] * 3 + [MAX_BATCH]
+    assert numbers.pages[3][0] >= 3 * OLDEST
+
+
+async def test_a_young_one_is_found_although_the_oldest_do_not_end() -> None:
+    last = OLDEST + MAX_BATCH - 1
+    numbers = Numbers(last)
+    assert await look(numbers, last + 1) == {last}
+    assert [len(page) for page in numbers.pages] == [OLDEST, MAX_BATCH]
