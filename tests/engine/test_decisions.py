@@ -1,6 +1,7 @@
 """Load, decide, apply: folding, losing against rivals, and what one caller may cost another."""
 
 import asyncio
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 from uuid import UUID
@@ -416,3 +417,23 @@ async def test_a_held_value_with_its_memory_is_neither_loaded_nor_recalled() -> 
     assert rows.loads == recalls == [[second.execution.uuid]]
     assert [memory is known for memory in seen] == [True, True, False]
     assert rows.rows[second.execution.uuid].head.version == second.head.version + 2
+
+
+async def test_a_caller_of_many_that_stops_waiting_leaves_nothing_to_complain_about() -> None:
+    first, second = fresh(1), fresh(2)
+    rows = Rows(first)
+    rows.held_up = asyncio.Event()
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, about: complaints.append(about))
+    engine = decisions_on(rows)
+    asked = [Decision(uuid_of(first), to_priority(3)), Decision(uuid_of(second), cancel)]
+    waiting = asyncio.ensure_future(engine.decide_all(asked))
+    await asyncio.wait([waiting], timeout=0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    rows.held_up.set()
+    await engine.drain()
+    gc.collect()
+    assert complaints == []
+    assert rows.rows[uuid_of(first)].priority == 3  # what was asked for is done all the same

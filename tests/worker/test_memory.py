@@ -85,5 +85,18 @@ async def test_a_plain_run_is_gone_when_it_has_ended(bench: Bench) -> None:
     assert [await run.result(1) for run in runs] == [n * 2 for n in range(20)]
 
 
+def test_a_flow_is_freed_with_its_nodes(fabric: Fabric, calls: list["weakref.ref[Any]"]) -> None:
+    task = fabric.task(name="add")(add)
+    flow = fabric.flow("pair")
+    first = flow.add(task, 1)
+    calls.extend(map(weakref.ref, (flow, flow.add(task, 2, after=first), first)))
+    id = first.id
+    del flow
+    assert calls[0]() is None
+    assert first.id == id
+    del first
+    assert [each() for each in calls] == [None] * 3
+
+
 def _held() -> int:
     return sum(type(each) in (ActiveRun, CallScope) for each in gc.get_objects())

@@ -26,6 +26,7 @@ from flowfabric.engine.commit.post_commit import PostCommit
 from flowfabric.engine.commit.trace import Traces
 from flowfabric.engine.commit.watcher import Watcher
 from flowfabric.engine.execution.inbox import Inbox
+from flowfabric.engine.flow.known import KnownEdges
 from flowfabric.engine.limit.known import KnownLimits
 from flowfabric.engine.wait.keys import Ring
 from flowfabric.store.contract import Store
@@ -115,6 +116,7 @@ class EngineContext(Struct):
     jitter: random.Random
     ring: Ring
     known_limits: KnownLimits
+    known_edges: KnownEdges = field(default_factory=KnownEdges)
     traces: Traces = field(default_factory=Traces)
 
 

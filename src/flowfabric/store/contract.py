@@ -195,8 +195,9 @@ class ExecutionStore(Protocol):
         """Writes endings for which `Change.plain_end` holds: the lease row goes if version,
         epoch, lease id stand and it has not expired by `now`; done row and event come. In the same
         commit it writes changes of downstreams for which `Change.plain_release` holds: each if all
-        its upstreams were ended by this call and its version stands, and no other session has
-        locked it. Returns the executions that were changed."""
+        its upstreams were ended by this call, none of them has more open edges than the change
+        says, its version stands, and no other session has locked it. Returns the executions that
+        were changed."""
 
     async def write_progress(self, writes: Sequence[SideWrite], now: Millis) -> set[UUID]:
         """Writes each side write whose lease stands (the lease row is locked while it is

@@ -168,7 +168,7 @@ class Probation(StrEnum):
     BESIDE = "beside"
 
 
-class Life(Document, frozen=True, kw_only=True, omit_defaults=True):
+class Life(Document, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What has happened to the execution so far. Empty for one that runs just once.
 
     `flows` are those it has started and not yet heard from. They are cancelled when it ends without

@@ -66,7 +66,7 @@ STRAY = "never_became_a_member"
 _UNFENCED = frozenset({Source.OPERATOR, Source.FLOW_CASCADE, Source.SYSTEM_TIMEOUT})
 
 
-class CancelAnswer(Struct, frozen=True, omit_defaults=True):
+class CancelAnswer(Struct, frozen=True, omit_defaults=True, gc=False):
     """The answer to a cancel. `until` is None if the run has ended; otherwise its handler cleans
     up, and the run ends then at the latest."""
 

@@ -24,7 +24,7 @@ MAX_NODES = 100_000
 MAX_LINKS = 1_000_000
 
 
-class GraphNode(Struct, frozen=True):
+class GraphNode(Struct, frozen=True, gc=False):
     """A member that is to be made; `key` names it inside the flow."""
 
     key: str
@@ -32,7 +32,7 @@ class GraphNode(Struct, frozen=True):
     join: JoinPolicy = AllOf()
 
 
-class GraphEdge(Struct, frozen=True):
+class GraphEdge(Struct, frozen=True, gc=False):
     """`downstream` runs after `upstream`; `input` names the parameter that gets its result."""
 
     upstream: str

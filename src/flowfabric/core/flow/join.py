@@ -56,7 +56,7 @@ class JoinState(StrEnum):
     IMPOSSIBLE = "impossible"
 
 
-class Edge(Struct, frozen=True, omit_defaults=True):
+class Edge(Struct, frozen=True, omit_defaults=True, gc=False):
     """One execution depends on another. Written once; `input` names the parameter of the
     downstream that gets the upstream's result (a path, where it is inside of one)."""
 
@@ -69,7 +69,7 @@ class Edge(Struct, frozen=True, omit_defaults=True):
     created_at: Millis = Millis(0)
 
 
-class EdgeState(Struct, frozen=True):
+class EdgeState(Struct, frozen=True, gc=False):
     """An edge, and how its upstream ended (None: not settled yet)."""
 
     edge: Edge
@@ -80,7 +80,7 @@ class EdgeState(Struct, frozen=True):
         return self.outcome is not None and satisfies(self.edge.on, self.outcome)
 
 
-class Join(Document, frozen=True, kw_only=True, omit_defaults=True):
+class Join(Document, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The group of all edges into one execution. `inputs` says whether any of them passes data.
 
     `floors` are edges that a replay has opened again, with the version of their upstream at that

@@ -49,10 +49,12 @@ class Settlement(NamedTuple):
 
 class DownstreamChange(Struct, frozen=True):
     """A change of a downstream that counts endings of these upstreams, which are not written yet.
-    It is written in their commit, if all of them are, or not at all."""
+    It is written in their commit, if all of them are, or not at all. `open` is how many open edges
+    each of them has, if those were not read just now: one that has more lets none go on."""
 
     change: "Change[object]"
     upstreams: tuple[UUID, ...]
+    open: tuple[int, ...] = ()
 
 
 def settlements_of(

@@ -7,6 +7,7 @@ rival is loaded and decided again.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Literal, TypeVar
 from uuid import UUID
 
@@ -80,7 +81,7 @@ class Decisions:
     async def decide_all(self, decisions: list[Decision]) -> list[Any]:
         """Many rules at once; an answer may be an exception."""
         futures = [self._batcher.put(decision) for decision in decisions]
-        return await asyncio.gather(*futures, return_exceptions=True)
+        return await _answers(futures)
 
     async def drain(self) -> None:
         await self._batcher.drain()
@@ -177,6 +178,22 @@ class Decisions:
         middle = len(wanted) // 2
         first = await self._load_each_need(wanted[:middle])
         return first + await self._load_each_need(wanted[middle:])
+
+
+async def _answers(futures: "list[asyncio.Future[Any]]") -> list[Any]:
+    """As `asyncio.gather` with exceptions returned, without a callback for each: those of one batch
+    are done together, so that all but the first are there already."""
+    try:
+        for future in futures:
+            if not future.done():
+                with suppress(Exception):
+                    await future
+    except BaseException:  # the caller was cancelled: it will look at none of them
+        for future in futures:
+            if not future.cancel() and not future.cancelled():
+                future.exception()  # seen: it must not cause a warning
+        raise
+    return [future.exception() or future.result() for future in futures]
 
 
 def _by_execution(decisions: list[Decision]) -> dict[UUID, list[Decision]]:

@@ -44,6 +44,7 @@ class FlowDeclarations(Service):
     async def _flush(self, flows: list[NewFlow]) -> list[bool]:
         written: set[UUID] = await self._context.store.lay_flows(flows, self._now())
         new = [each for each in flows if each.flow.id in written]
+        self._context.known_edges.add(new)
         self._context.post_commit.created(
             creation.snapshot for each in new for creation in each.members
         )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.base.time import Millis
@@ -48,27 +49,37 @@ class Downstreams(Service):
                 if entry.kind is OutboxKind.ENDED and entry.outcome is not None:
                     members[entry.id] = entry.flow
                     ended[entry.id] = MemberEnding(entry.outcome, entry.number)
+        known = [open for id in members for open in self._context.known_edges.take(id)]
+        for each in known:
+            members.pop(each.state.edge.upstream, None)
+        found = await self._read(members)
+        return DownstreamChanges() if found is None else _progress(found, known, ended, now)
+
+    async def _read(self, members: dict[UUID, UUID]) -> list[Unsettled] | None:
+        """The open edges that leave these members, by flow; None if they cannot be read."""
         if not members:
-            return DownstreamChanges()
+            return []
         asked = [(flow, id) for id, flow in members.items()]
         try:
             limit = len(asked) * (FEW + 1)
-            found = await self._context.store.unsettled(asked, None, limit, FEW + 1)
+            return await self._context.store.unsettled(asked, None, limit, FEW + 1)
         except FlowFabricError as error:
             log.info(
                 "downstreams of %d members are resolved after their end: %s", len(asked), error
             )
-            return DownstreamChanges()
-        return _progress(found, ended, now)
+            return None
 
 
 def _progress(
-    found: Sequence[Unsettled], endings: dict[UUID, MemberEnding], now: Millis
+    read: Sequence[Unsettled],
+    known: Sequence[Unsettled],
+    endings: dict[UUID, MemberEnding],
+    now: Millis,
 ) -> DownstreamChanges:
     """A downstream of a member with many edges is left to the outbox as a whole."""
     progress = DownstreamChanges(open={member: [] for member in endings})
     by_child: dict[UUID, list[Unsettled]] = {}
-    for each in found:
+    for each in (*read, *known):
         progress.open[each.state.edge.upstream].append(each.state)
         by_child.setdefault(each.state.edge.downstream, []).append(each)
     many = {member for member, edges in progress.open.items() if len(edges) > FEW}
@@ -77,5 +88,6 @@ def _progress(
         if many.isdisjoint(each.edge.upstream for each in edges):
             change = settle_with(open[0].downstream, now, edges, endings)
             if change is not None:
-                progress.changes.append(change)
+                counts = tuple(len(progress.open[id]) for id in change.upstreams) if known else ()
+                progress.changes.append(replace(change, open=counts) if counts else change)
     return progress

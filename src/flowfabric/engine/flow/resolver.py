@@ -35,6 +35,7 @@ from flowfabric.core.flow.progress import Settlement
 from flowfabric.core.wait.model import Loaded
 from flowfabric.core.wait.signal import Delivery
 from flowfabric.engine.access.actor import acting_as
+from flowfabric.engine.commit.collector import rare_collections
 from flowfabric.engine.commit.decide import Decision
 from flowfabric.engine.commit.observer import followed, watching
 from flowfabric.engine.commit.post_commit import Commit
@@ -220,7 +221,7 @@ class FlowResolver(Service):
         by = flow.cancel.by
         self.cancelling.add(flow.id)
         try:
-            with followed("cancel"):
+            with followed("cancel"), rare_collections():
                 async for page in member_pages(self._context.store, flow.id, living=True):
                     await self._all([Decision(x.execution.uuid, rule, x, by=by) for x in page])
         finally:

@@ -20,6 +20,7 @@ from flowfabric.store.hints import Topic
 from flowfabric.store.postgres.apply import prepare, recognise
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
+from flowfabric.store.postgres.lists import FIRST_ID
 from flowfabric.store.postgres.moves import RowMove
 from flowfabric.store.postgres.session import PostgresSession, columns, insert_new
 from flowfabric.store.queries import Progress, Renewal, SideWrite
@@ -38,7 +39,8 @@ from flowfabric.store.rows.execution import (
 from flowfabric.store.rows.flow import OUTBOX, outbox_rows
 
 Following = tuple[Sequence[RowMove], Sequence[Row]]
-"""Downstreams that go on with endings, and (downstream, upstream) of all they have counted."""
+"""Downstreams that go on with endings, and (downstream, upstream, flow, open edges) of all that
+they have counted."""
 
 _RELEASED = tuple(
     dict.fromkeys(
@@ -92,9 +94,7 @@ async def end(
     await session.book.need_workers(workers)
     if downstreams:
         moves = await prepare(session, [each.change for each in downstreams])
-        upstreams = [
-            (_uuid_of(each.change), upstream) for each in downstreams for upstream in each.upstreams
-        ]
+        upstreams = [row for each in downstreams for row in _upstream_rows(each)]
         work = partial(_end, session, ends, now, (moves, upstreams))
         # Refused together: whatever it is, the endings do not wait for it.
         with suppress(Invalid, Locked):
@@ -186,8 +186,21 @@ def _release_values(moves: Sequence[RowMove], upstreams: Sequence[Row], names: N
     edges = [(move.uuid, *row) for move in moves for row in flow_rows.settled_rows(move.change)]
     return [
         *columns([_release_row(move, names) for move in moves], len(_RELEASED) + 1),
-        *columns(upstreams, 2),
+        *columns(upstreams, 4),
         *columns(edges, 4),
+        FIRST_ID,
+    ]
+
+
+def _upstream_rows(downstream: DownstreamChange) -> list[Row]:
+    before = downstream.change.before
+    if before is None:
+        raise AssertionError("a downstream that waits is there")
+    id, flow = before.execution.uuid, before.execution.flow
+    counts = downstream.open or (None,) * len(downstream.upstreams)
+    return [
+        (id, upstream, flow, count)
+        for upstream, count in zip(downstream.upstreams, counts, strict=True)
     ]
 
 
@@ -278,12 +291,6 @@ def _progress_row(write: SideWrite) -> Row:
         None if step is None else step.position,
         None if step is None else step.doc,
     )
-
-
-def _uuid_of(change: Change[object]) -> UUID:
-    if change.before is None:
-        raise AssertionError("a downstream that waits is there")
-    return change.before.execution.uuid
 
 
 def _number(row: Row) -> int:

@@ -99,13 +99,25 @@ from ended
 -- include: hint_with_commit
 
 -- name: ended_with_downstreams
--- Downstreams that wait go on with the endings they have counted: each if all of those were written
--- and its version stands. One that another session has locked is left alone, so that endings never
+-- Downstreams that wait go on with the endings they have counted: each if all of those were written,
+-- none of them has more open edges than it was given (NULL: they were read just now), and its version
+-- stands. Equality as in edges_out. One that another session has locked is left alone, so that endings never
 -- wait for each other. Rows of `parked` are never changed in place, and only the session that locks
 -- one writes its edges (see direct.sql).
 with
 -- include: ended_rows
 ,
+staying as materialized (
+    select u.downstream
+    from unnest($46::uuid[], $47::uuid[], $48::uuid[], $49::integer[])
+        as u (downstream, upstream, flow, open)
+    where (u.upstream in (select ended.id from ended)) is not true
+        or u.open < (
+            select count(*) from {schema}.edge e
+            where e.flow = u.flow and (e.upstream, e.id) > (u.upstream, $54)
+                and e.upstream <= u.upstream and e.outcome is null
+        )
+),
 gone as (
     delete from {schema}.parked t
     using (
@@ -124,10 +136,7 @@ gone as (
             where p.id = m.id and p.version = m.expected
             for update skip locked
         ) f
-        where not exists (
-            select from unnest($46::uuid[], $47::uuid[]) as u (downstream, upstream)
-            where u.downstream = m.id and (u.upstream in (select ended.id from ended)) is not true
-        )
+        where (m.id in (select staying.downstream from staying)) is not true
     ) g
     where t.ctid = g.place
     returning g.*
@@ -156,7 +165,7 @@ edges_settled as (
     update {schema}.edge t set outcome = g.outcome
     from (
         select f.ctid as place, c.outcome
-        from unnest($48::uuid[], $49::uuid[], $50::uuid[], $51::smallint[])
+        from unnest($50::uuid[], $51::uuid[], $52::uuid[], $53::smallint[])
             as c (downstream, flow, id, outcome)
         cross join lateral (
             select s.ctid from {schema}.edge s where s.flow = c.flow and s.id = c.id offset 0

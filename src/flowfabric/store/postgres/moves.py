@@ -10,7 +10,7 @@ from flowfabric.core.execution.model import Snapshot
 from flowfabric.store.rows.execution import StateTable, place_of
 
 
-class RowMove(Struct, frozen=True):
+class RowMove(Struct, frozen=True, gc=False):
     """A change with where its row is and where it goes."""
 
     change: Change[object]

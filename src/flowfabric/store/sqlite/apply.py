@@ -63,7 +63,11 @@ def end(
         _write(session, ended, {StateTable.DONE: ended})
         _write_flows(session, ended)
     written = {item.uuid for item in ended}
-    following = [each.change for each in downstreams if written.issuperset(each.upstreams)]
+    following = [
+        each.change
+        for each in downstreams
+        if written.issuperset(each.upstreams) and not _has_more_edges(session, each)
+    ]
     return written | (apply(session, following) if following else set())
 
 
@@ -175,6 +179,18 @@ def _write_deadlines(session: SqliteSession, items: Iterable[Decided]) -> None:
     if gone:
         session.among("gone_deadlines", gone)
     session.insert("new_deadlines", new)
+
+
+def _has_more_edges(session: SqliteSession, downstream: DownstreamChange) -> bool:
+    """Whether an upstream has more open edges than were known when its downstream was decided."""
+    before = downstream.change.before
+    if not downstream.open or before is None or before.execution.flow is None:
+        return False
+    flow = before.execution.flow.bytes
+    return any(
+        len(session.rows("unsettled_edges_out", (upstream.bytes, flow, b"", 1, known + 1))) > known
+        for upstream, known in zip(downstream.upstreams, downstream.open, strict=True)
+    )
 
 
 def _write_flows(session: SqliteSession, items: Iterable[Decided]) -> None:

@@ -113,7 +113,7 @@ class SubFlow(FlowBuilder):
         place = self._at
         earlier = await self._declared_earlier(asked)
         if earlier is not None and await self._is_used(earlier):
-            self.id, self._signalled = UUID(earlier.flow), True
+            self._named.id, self._signalled = UUID(earlier.flow), True
             return
         number = await self._orphans()
         _race(self.id)
@@ -171,7 +171,7 @@ class SubFlow(FlowBuilder):
         number = 0
         while self.id in self._life.orphans and await self._is_orphan():
             number += 1
-            self.id = _flow_id(self._scope.claim.snapshot, self._at, number)
+            self._named.id = _flow_id(self._scope.claim.snapshot, self._at, number)
         return number
 
     async def _is_orphan(self) -> bool:

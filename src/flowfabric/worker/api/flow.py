@@ -64,14 +64,24 @@ class Output:
         return format(self)
 
 
+class FlowName:
+    """The id of a flow, which a run that is replayed may change. Nodes refer to it and not to their
+    flow, which refers to them: a cycle would wait for the garbage collector."""
+
+    __slots__ = ("id",)
+
+    def __init__(self, id: UUID) -> None:
+        self.id = id
+
+
 class Node(Generic[R]):
     """A task in a flow. `output` stands for its result; `run` is its run, once the flow was
     declared."""
 
-    def __init__(self, builder: "FlowBuilder", name: str, task: Task[..., R]) -> None:
+    def __init__(self, flow: FlowName, name: str, task: Task[..., R]) -> None:
         self.name = name
         self.task = task
-        self._builder = builder
+        self._flow = flow
 
     def __repr__(self) -> str:
         return f"Node({self.name!r})"
@@ -83,7 +93,7 @@ class Node(Generic[R]):
 
     @property
     def id(self) -> RunId:
-        return RunId(member_id(self._builder.id, self.name))
+        return RunId(member_id(self._flow.id, self.name))
 
     @property
     def run(self) -> Run[R]:
@@ -104,7 +114,7 @@ class FlowBuilder:
         budgets: Iterable[str] = (),
     ) -> None:
         self.name = check_kind(name)
-        self.id = id
+        self._named = FlowName(id)
         self.nodes: dict[str, Node[Any]] = {}
         self.created = False
         self._client = client
@@ -116,6 +126,10 @@ class FlowBuilder:
 
     def __repr__(self) -> str:
         return f"Flow({self.name!r}, {self.id})"
+
+    @property
+    def id(self) -> UUID:
+        return self._named.id
 
     def add(
         self,
@@ -149,7 +163,7 @@ class FlowBuilder:
         if not isinstance(task, Task | Call):
             raise InvalidGraph(f"a node is a task, not {type(task).__name__}")
         call = task if isinstance(task, Call) else task.with_options()
-        node: Node[R] = Node(self, self._name_for(call.task, name), call.task)
+        node: Node[R] = Node(self._named, self._name_for(call.task, name), call.task)
         condition = _ON.get(on) if isinstance(on, str) else None
         if condition is None:
             raise InvalidGraph(f"on is one of {', '.join(_ON)}, not {on!r}")
@@ -323,8 +337,11 @@ def fill_later(
     signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[bytes, dict[Node[Any], list[str]]]:
     """The payload with null in place of outputs, and the paths of the outputs by node."""
+    if not (_has_output(args) or _has_output(kwargs)):
+        return signature.encode(args, kwargs), {}
     inputs: dict[Node[Any], list[str]] = {}
 
+    # It refers to itself, so only the garbage collector frees it: not made for every node.
     def emptied(value: Any, path: str) -> Any:
         if isinstance(value, Output):
             inputs.setdefault(value.node, []).append(path)
@@ -335,8 +352,6 @@ def fill_later(
             return {key: emptied(item, f"{path}/{escaped(key)}") for key, item in value.items()}
         return value
 
-    if not (_has_output(args) or _has_output(kwargs)):
-        return signature.encode(args, kwargs), {}
     bound = signature.bind(args, kwargs)
     empty = {name: emptied(value, escaped(name)) for name, value in bound.items()}
     return signature.encode_loosely(empty), inputs

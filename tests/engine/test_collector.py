@@ -1,11 +1,16 @@
-"""The garbage collector's threshold while workers run."""
+"""The garbage collector's threshold while workers run and flows are cancelled."""
 
 import gc
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from flowfabric.worker.run.collector import OBJECTS, rare_collections
+from flowfabric.core.execution.submission import Submission
+from flowfabric.core.flow.graph import Graph, GraphNode
+from flowfabric.engine.commit.collector import OBJECTS, rare_collections
+from flowfabric.engine.engine import Engine
+from flowfabric.store.sqlite.store import open_sqlite
 
 
 @pytest.fixture(autouse=True)
@@ -48,4 +53,24 @@ def test_what_the_application_chooses_meanwhile_stays() -> None:
 def test_a_failing_worker_restores_the_threshold() -> None:
     with pytest.raises(ZeroDivisionError), rare_collections():
         raise ZeroDivisionError
+    assert gc.get_threshold() == (700, 10, 10)
+
+
+async def test_the_collector_looks_rarely_while_members_are_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = await Engine.open(await open_sqlite(":memory:", inline=True))
+    seen: list[int] = []
+    plain = engine.store.apply
+
+    async def apply(changes: Any) -> Any:
+        seen.append(gc.get_threshold()[0])
+        return await plain(changes)
+
+    monkeypatch.setattr(engine.store, "apply", apply)
+    members = tuple(GraphNode(str(n), Submission(kind="noop")) for n in range(3))
+    flow = await engine.flows.declare("batch", Graph(members))
+    await engine.flows.cancel(flow.id)
+    await engine.close()
+    assert seen == [OBJECTS]
     assert gc.get_threshold() == (700, 10, 10)
