@@ -256,17 +256,21 @@ def _merged(cursors: Sequence[Iterator[Row]]) -> Iterator[Row]:
 
 
 def _move(session: SqliteSession, now: Millis, found: _Found) -> None:
-    calls: dict[UUID, ClaimCall] = {}
-    taken: dict[UUID, list[bytes]] = {}
-    for id, (call, _) in found.items():
-        calls[call.id] = call
-        taken.setdefault(call.id, []).append(id)
+    calls = {call.id: call for call, _ in found.values()}
     session.intern_workers([call.worker for call in calls.values()])
-    for call in calls.values():
-        number = session.names.worker_numbers[call.worker]
-        values = (call.id.bytes, number, now, now + call.ttl, now)
-        session.among("taken_leases", taken[call.id], *values)
-    ids = list(found)
+    numbers, ids = session.names.worker_numbers, list(found)
+    if len(calls) == 1:
+        (call,) = calls.values()
+        values = (call.id.bytes, numbers[call.worker], now, now + call.ttl, now)
+        session.among("taken_leases", ids, *values)
+    else:
+        session.insert(
+            "shared_leases",
+            [
+                (id, call.id.bytes, numbers[call.worker], now, now + call.ttl)
+                for id, (call, _) in found.items()
+            ],
+        )
     session.among("taken_events", ids)
     session.among("gone_ready", ids)
 

@@ -16,7 +16,7 @@ from flowfabric.store.sql import RecordQueries, load_queries
 
 Values = Sequence[Any] | Mapping[str, Any]
 
-_WIDTHS = (64, 16, 4, 1)
+_WIDTHS = (64, 32, 16, 8, 4, 2, 1)
 _MANY = 16
 _BYTES = {bytes}
 
@@ -193,7 +193,8 @@ def keyed(id: bytes, row: rows.Row) -> rows.Row:
 
 def _width(count: int) -> int:
     """What is asked for may be asked for twice, so that one statement serves many lengths."""
-    return 1 << (count - 1).bit_length()
+    most: int = 1 << (count - 1).bit_length()
+    return most * 3 // 4 if count <= most * 3 // 4 else most
 
 
 def _bindable(rows: Sequence[Sequence[Any]]) -> tuple[tuple[bool, ...], Sequence[Sequence[Any]]]:
