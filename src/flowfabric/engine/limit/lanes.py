@@ -90,9 +90,9 @@ class Lanes(Service):
 
     async def weights(self, lanes: Sequence[str]) -> dict[str, int]:
         """The weights of these lanes (none given: of all lanes); empty if all are equal."""
-        if len(lanes) == 1:
-            return {}
         wanted = _names(lanes)
+        if len(wanted) == 1:
+            return {}
         await self._refresh()
         found = {lane: self._weights.get(lane, 1) for lane in wanted or self._names}
         return found if len(set(found.values())) > 1 else {}
