@@ -13,10 +13,9 @@ import os
 from flowfabric.engine.commit.ids import Ids
 ids = Ids()
 ids.fresh(1)
-child = os.fork()
-print(ids.fresh(2), flush=True)
-if child:
+if child := os.fork():
     os.waitpid(child, 0)
+print(ids.fresh(2))
 """
 
 
@@ -31,5 +30,5 @@ def test_a_forked_process_makes_ids_of_its_own() -> None:
     answer = subprocess.run(
         [sys.executable, "-c", FORKED], capture_output=True, text=True, check=True
     )
-    mine, of_the_fork = answer.stdout.split()
+    of_the_fork, mine = answer.stdout.split()
     assert mine != of_the_fork
