@@ -19,6 +19,7 @@ from flowfabric.core.base.time import Millis, parse_span
 from flowfabric.core.execution.model import Start, WorkerIdentity
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.versions import version_of
+from flowfabric.engine.collector import rare_collections
 from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim, check_ttl
@@ -28,7 +29,6 @@ from flowfabric.worker.run.active import ActiveRun
 from flowfabric.worker.run.attempt_log import log_takeover
 from flowfabric.worker.run.cancelling import CancelNotice
 from flowfabric.worker.run.claiming import Claimer
-from flowfabric.worker.run.collector import rare_collections
 from flowfabric.worker.run.executor import Executor
 from flowfabric.worker.run.exit import ExitGuard, forget
 from flowfabric.worker.run.heartbeat import Heartbeat, LeaseKeeper

@@ -1,4 +1,4 @@
-"""The garbage collector of a process that runs a worker.
+"""The garbage collector of a process that works: it runs a worker, or claims by itself.
 
 Python looks for cycles whenever 700 objects more exist than at the last look (2,000 in newer
 releases). A worker with a hundred runs at once holds many times as many that all live, so that the
@@ -13,26 +13,26 @@ OBJECTS = 10_000
 USUAL = 2_000
 """A process with a higher threshold than Python's own, or with the collector off, has chosen it."""
 
-_workers = 0
+_holders = 0
 _before = 0
 
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """While a worker of the process runs, the collector looks after `OBJECTS` new ones. Afterwards
-    the threshold is as it was, unless the application has set another."""
-    global _workers, _before  # the collector is one for the whole process
+    """While the process works, the collector looks after `OBJECTS` new ones. Afterwards the
+    threshold is as it was, unless the application has set another."""
+    global _holders, _before  # the collector is one for the whole process
     threshold, *others = gc.get_threshold()
-    if not _workers and 0 < threshold <= USUAL:
+    if not _holders and 0 < threshold <= USUAL:
         _before = threshold
         gc.set_threshold(OBJECTS, *others)
-    _workers += 1
+    _holders += 1
     try:
         yield
     finally:
-        _workers -= 1
+        _holders -= 1
         threshold, *others = gc.get_threshold()
-        if not _workers and _before:
+        if not _holders and _before:
             if threshold == OBJECTS:
                 gc.set_threshold(_before, *others)
             _before = 0

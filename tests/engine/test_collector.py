@@ -1,15 +1,20 @@
-"""The garbage collector's threshold while workers run."""
+"""The garbage collector's threshold while a process works."""
 
 import gc
 from collections.abc import Iterator
 
 import pytest
 
-from flowfabric.worker.run.collector import OBJECTS, rare_collections
+from flowfabric.core.execution.model import WorkerIdentity
+from flowfabric.engine import collector
+from flowfabric.engine.collector import OBJECTS, rare_collections
+from flowfabric.engine.engine import Engine
+from flowfabric.store.sqlite import open_sqlite
 
 
 @pytest.fixture(autouse=True)
-def usual() -> Iterator[None]:
+def usual(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(collector, "_holders", 0)  # what other tests have left open
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
     yield
@@ -48,4 +53,14 @@ def test_what_the_application_chooses_meanwhile_stays() -> None:
 def test_a_failing_worker_restores_the_threshold() -> None:
     with pytest.raises(ZeroDivisionError), rare_collections():
         raise ZeroDivisionError
+    assert gc.get_threshold() == (700, 10, 10)
+
+
+async def test_an_engine_that_claims_is_a_worker_until_it_is_closed() -> None:
+    engine = await Engine.open(await open_sqlite(":memory:", inline=True))
+    assert gc.get_threshold() == (700, 10, 10)
+    for _ in range(2):
+        assert not await engine.claims.claim(WorkerIdentity("w", "i"))
+        assert gc.get_threshold() == (OBJECTS, 10, 10)
+    await engine.close()
     assert gc.get_threshold() == (700, 10, 10)
