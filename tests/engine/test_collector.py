@@ -1,4 +1,4 @@
-"""The garbage collector's threshold while workers run and flows are cancelled."""
+"""The garbage collector's threshold while a process works."""
 
 import gc
 from collections.abc import Iterator
@@ -6,15 +6,18 @@ from typing import Any
 
 import pytest
 
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.submission import Submission
 from flowfabric.core.flow.graph import Graph, GraphNode
-from flowfabric.engine.commit.collector import OBJECTS, rare_collections
+from flowfabric.engine import collector
+from flowfabric.engine.collector import OBJECTS, rare_collections
 from flowfabric.engine.engine import Engine
-from flowfabric.store.sqlite.store import open_sqlite
+from flowfabric.store.sqlite import open_sqlite
 
 
 @pytest.fixture(autouse=True)
-def usual() -> Iterator[None]:
+def usual(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(collector, "_holders", 0)  # what other tests have left open
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
     yield
@@ -73,4 +76,14 @@ async def test_the_collector_looks_rarely_while_members_are_cancelled(
     await engine.flows.cancel(flow.id)
     await engine.close()
     assert seen == [OBJECTS]
+    assert gc.get_threshold() == (700, 10, 10)
+
+
+async def test_an_engine_that_claims_is_a_worker_until_it_is_closed() -> None:
+    engine = await Engine.open(await open_sqlite(":memory:", inline=True))
+    assert gc.get_threshold() == (700, 10, 10)
+    for _ in range(2):
+        assert not await engine.claims.claim(WorkerIdentity("w", "i"))
+        assert gc.get_threshold() == (OBJECTS, 10, 10)
+    await engine.close()
     assert gc.get_threshold() == (700, 10, 10)

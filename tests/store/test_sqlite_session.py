@@ -13,7 +13,7 @@ from flowfabric.store.rows.execution import Row
 from flowfabric.store.sqlite.schema import migrate
 from flowfabric.store.sqlite.session import NameRegistry, SqliteSession, read_uuid
 
-COUNTS = [1, 3, 15, 16, 17, 64, 85, 100, 147]
+COUNTS = [1, 3, 7, 8, 17, 48, 64, 85, 100, 147]
 
 
 @pytest.fixture

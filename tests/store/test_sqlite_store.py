@@ -142,6 +142,22 @@ async def test_a_claim_is_what_the_core_would_have_taken(bench: Bench) -> None:
     assert (event.kind, event.epoch, event.attempt, event.worker) == (EventKind.CLAIMED, 1, 0, W1)
 
 
+@pytest.mark.parametrize("each", [2, 8])
+async def test_each_of_several_calls_has_a_lease_of_its_own(bench: Bench, each: int) -> None:
+    policy = {"timeout_policy": {"attempt_timeout_ms": 700}}
+    for _ in range(2 * each + 1):
+        await bench.submit(policy=policy)
+    calls = [bench.call(limit=each), bench.call(W2, limit=each + 1, ttl=Millis(2 * TTL))]
+    answers = await bench.store.claim_all(calls, bench.now)
+    assert [len(taken) for taken in answers] == [each, each + 1]
+    for call, taken in zip(calls, answers, strict=True):
+        for item in taken:
+            lease = lease_of(item.snapshot)
+            assert (lease.id, lease.worker) == (call.id, call.worker)
+            assert (lease.expires_at, lease.times_out_at) == (bench.now + call.ttl, bench.now + 700)
+            assert await bench.load(item.snapshot.execution.uuid) == item.snapshot
+
+
 async def test_an_interrupted_attempt_is_resumed_and_a_lost_one_reclaimed(bench: Bench) -> None:
     held = await bench.running()
     await bench.apply(hand_back(held, bench.now, owner_of(held)))

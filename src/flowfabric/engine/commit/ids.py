@@ -1,6 +1,7 @@
 """New identifiers: time-ordered, and in the order they were made within this process."""
 
 import os
+from struct import Struct
 from uuid import UUID
 
 from flowfabric.core.base.ids import new_uuid7
@@ -9,6 +10,11 @@ from flowfabric.core.base.time import Millis
 _COUNTER = 1 << 12
 _RANDOM_BITS = 62
 _RANDOM = (1 << _RANDOM_BITS) - 1
+
+_NUMBERS = Struct("=512Q")
+_drawn: list[int] = []
+if hasattr(os, "register_at_fork"):  # a process and its fork draw numbers of their own
+    os.register_at_fork(after_in_child=_drawn.clear)
 
 
 class Ids:
@@ -26,5 +32,15 @@ class Ids:
             self._count += 1
             if self._count == _COUNTER:
                 self._last, self._count = self._last + 1, 0
-        random = int.from_bytes(os.urandom(8), "big") & _RANDOM
-        return new_uuid7(self._last, self._count << _RANDOM_BITS | random)
+        return new_uuid7(self._last, self._count << _RANDOM_BITS | _random() & _RANDOM)
+
+
+def _random() -> int:
+    """64 random bits of the system, drawn many at a time: every draw lets go of the interpreter's
+    lock, and takes its turn after the thread that writes to SQLite to get it back."""
+    try:
+        return _drawn.pop()
+    except IndexError:
+        number, *more = _NUMBERS.unpack(os.urandom(_NUMBERS.size))
+        _drawn.extend(more)
+        return int(number)

@@ -5,7 +5,7 @@ belong to the process, and all engines of it are measured together.
 """
 
 from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -13,6 +13,8 @@ from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Snapshot
 
 T = TypeVar("T")
+
+_UNWATCHED = nullcontext()
 
 
 class Observer:
@@ -95,13 +97,14 @@ def followed(kind: str) -> Iterator[None]:
         seen.following(kind, -1)
 
 
-@contextmanager
-def looking(*lanes: str) -> Iterator[None]:
+def looking(*lanes: str) -> AbstractContextManager[None]:
     """Looks for work in these lanes while the block runs, and says how long it took."""
     seen = watching()
-    if seen is None:
-        yield
-        return
+    return _UNWATCHED if seen is None else _looking(seen, lanes)
+
+
+@contextmanager
+def _looking(seen: Observer, lanes: tuple[str, ...]) -> Iterator[None]:
     began = monotonic()
     try:
         yield

@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import chain
 from uuid import UUID
@@ -61,6 +61,7 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.policy import Policy
 from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.execution.takeover import give_up
+from flowfabric.engine.collector import rare_collections
 from flowfabric.engine.commit.background import Background
 from flowfabric.engine.commit.batch import MAX_BYTES, Batcher
 from flowfabric.engine.commit.decide import Decision
@@ -183,6 +184,7 @@ class Claims(Service):
         self._rescues = Background("handing back a claim", log)
         self._unanswered: dict[UUID, tuple[ClaimCall, Millis]] = {}
         self._turns: dict[tuple[str, ...], dict[str, float]] = {}
+        self._working: ExitStack | None = None
 
     async def claim(  # noqa: PLR0913 - the options are the interface
         self,
@@ -384,6 +386,9 @@ class Claims(Service):
         for fold in list(self._folds.values()):
             await fold.drain()
         await self._rescues.drain()
+        if self._working is not None:
+            self._working.close()
+            self._working = None
 
     def _call(
         self,
@@ -475,6 +480,9 @@ class Claims(Service):
         return fold.put(call)
 
     async def _flush_claims(self, calls: list[ClaimCall]) -> list[list[Taken]]:
+        if self._working is None:  # until the engine is closed
+            self._working = ExitStack()
+            self._working.enter_context(rare_collections())
         now = self._now()
         try:
             return await _taken(self._context.store, calls, now)

@@ -35,7 +35,7 @@ from flowfabric.core.flow.progress import Settlement
 from flowfabric.core.wait.model import Loaded
 from flowfabric.core.wait.signal import Delivery
 from flowfabric.engine.access.actor import acting_as
-from flowfabric.engine.commit.collector import rare_collections
+from flowfabric.engine.collector import rare_collections
 from flowfabric.engine.commit.decide import Decision
 from flowfabric.engine.commit.observer import followed, watching
 from flowfabric.engine.commit.post_commit import Commit

@@ -33,6 +33,10 @@ _SPENT = int(Flags.SPENT)
 _HELD = 15
 """The column that says that a row is held for one of the workers."""
 
+_FEW = 8
+"""Calls that take fewer than so many each share a statement. One of its own takes 6 µs, but a row
+of it takes a little less than a row of the shared one."""
+
 Row = tuple[Any, ...]
 _Found = dict[bytes, tuple[ClaimCall, Taken]]
 Fenced = TypeVar("Fenced", Renewal, SideWrite, FrameWrite)
@@ -256,17 +260,23 @@ def _merged(cursors: Sequence[Iterator[Row]]) -> Iterator[Row]:
 
 
 def _move(session: SqliteSession, now: Millis, found: _Found) -> None:
-    calls: dict[UUID, ClaimCall] = {}
     taken: dict[UUID, list[bytes]] = {}
+    calls: dict[UUID, ClaimCall] = {}
     for id, (call, _) in found.items():
         calls[call.id] = call
         taken.setdefault(call.id, []).append(id)
     session.intern_workers([call.worker for call in calls.values()])
-    for call in calls.values():
-        number = session.names.worker_numbers[call.worker]
-        values = (call.id.bytes, number, now, now + call.ttl, now)
-        session.among("taken_leases", taken[call.id], *values)
-    ids = list(found)
+    numbers, ids = session.names.worker_numbers, list(found)
+    if len(calls) > 1 and len(ids) < _FEW * len(calls):
+        leases = [
+            (id, call.id.bytes, numbers[call.worker], now, now + call.ttl)
+            for id, (call, _) in found.items()
+        ]
+        session.insert("shared_leases", leases)
+    else:
+        for call in calls.values():
+            values = (call.id.bytes, numbers[call.worker], now, now + call.ttl, now)
+            session.among("taken_leases", taken[call.id], *values)
     session.among("taken_events", ids)
     session.among("gone_ready", ids)
 

@@ -77,6 +77,19 @@ select
     ?, ?, ?, ?, ? + timeout, null, route, queue
 from ready where id in (?)
 
+-- name: shared_leases
+-- The same for several calls: each row has its own claim and worker.
+with given (id, claim, worker, at, until) as (values (?, ?, ?, ?, ?))
+insert or fail into lease (
+    id, version, epoch, rank, flags, attempt, start, life,
+    claim, worker, started_at, expires_at, times_out_at, renewed_at, route, queue
+)
+select
+    r.id, r.version + 1, r.epoch + (r.flags & 128 = 0), r.rank, r.flags, r.attempt, r.start, r.life,
+    g.claim, g.worker, g.at, g.until, g.at + r.timeout, null, r.route, r.queue
+from given as g
+cross join ready as r on r.id = g.id
+
 -- name: taken_events
 -- claimed, or resumed (continue), or reclaimed; what is spent is taken to be given up
 insert or fail into event (id, at, kind, epoch, attempt, worker, detail)

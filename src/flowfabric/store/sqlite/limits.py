@@ -250,11 +250,9 @@ def _move(session: SqliteSession, moves: Sequence[Move]) -> list[bytes]:
     moved: list[bytes] = []
     for start in range(0, len(moves), MAX_BATCH):
         part = moves[start : start + MAX_BATCH]
-        given = [(move.uuid.bytes, move.version) for move in part]
-        found = [id for (id,) in session.given("released", given)]
+        given = [(move.uuid.bytes, move.version, move.at) for move in part]
+        found = [id for (id,) in session.given("released", given).fetchall()]
         if found:
-            moments = {move.uuid.bytes: move.at for move in part}
-            session.given("released_ready", [(id, moments[id]) for id in found])
             session.among("gone_parked", found)
         moved += found
     return moved

@@ -78,9 +78,15 @@ order by p.rank, p.id
 limit :limit
 
 -- name: latest_turns
-select n.value, max(q.turn) from json_each(:quotas) as n
-cross join queue as q indexed by queue_turn on q.quota = n.value
-group by n.value
+-- The last entry of an index, however many queues there are.
+select name, turn
+from (
+    select n.value as name, (
+        select max(q.turn) from queue as q indexed by queue_turn where q.quota = n.value
+    ) as turn
+    from json_each(:quotas) as n
+)
+where turn is not null
 
 -- name: held_queues
 -- The queues of these quotas with slots in use, found from one to the next: only rows that hold a
@@ -139,16 +145,9 @@ where q.id is null
 update quota set version = version + 1 where name in (select value from json_each(:names))
 
 -- name: released
--- Of those given the ones that still wait for their limits.
-with given (id, version) as (values (?, ?))
-select distinct p.id
-from given as g
-cross join parked as p on p.id = g.id and p.version = g.version and p.gate = 8
-cross join execution as e on e.id = p.id
-
--- name: released_ready
--- The moment of admission takes the place of the creation in the rank.
-with given (id, at) as (values (?, ?))
+-- Those that still wait for their limits become ready. The moment of admission takes the place of the
+-- creation in the rank.
+with given (id, version, at) as (values (?, ?, ?))
 insert or fail into ready (
     id, version, epoch, rank, flags, attempt, start, life,
     route, timeout, held_until, held_for, lost, queue
@@ -157,8 +156,9 @@ select distinct
     p.id, p.version + 1, p.epoch, p.rank - e.created_at + g.at, p.flags, p.attempt, p.start, p.life,
     e.route, p.timeout, 0, null, null, p.queue
 from given as g
-cross join parked as p on p.id = g.id
+cross join parked as p on p.id = g.id and p.version = g.version and p.gate = 8
 cross join execution as e on e.id = p.id
+returning id
 
 -- name: served_queues
 update queue set turn = ? where quota = ? and id = ?

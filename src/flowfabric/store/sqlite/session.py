@@ -16,8 +16,8 @@ from flowfabric.store.sql import RecordQueries, load_queries
 
 Values = Sequence[Any] | Mapping[str, Any]
 
-_WIDTHS = (64, 16, 4, 1)
-_MANY = 16
+_WIDTHS = (64, 32, 16, 8, 4, 2, 1)
+_MANY = 8
 _BYTES = {bytes}
 
 
@@ -83,12 +83,15 @@ class SqliteSession:
 
     def insert(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
         """Runs a query that ends in `values (?, …)` for many rows, few statements."""
+        if not rows:
+            return
         query, start, count = self._queries[name], 0, len(rows)
-        nulls, kept = _bindable(rows)
+        nulls, values = _bindable(rows)
+        each = len(values) // count
         for width in _WIDTHS:
             while count - start >= width:
-                values = list(chain.from_iterable(kept[start : start + width]))
-                self.connection.execute(_wide_values(query, width, nulls), values)
+                part = values[start * each : (start + width) * each]
+                self.connection.execute(_wide_values(query, width, nulls), part)
                 start += width
 
     def given(self, name: str, rows: Sequence[Sequence[Any]], *after: object) -> sqlite3.Cursor:
@@ -97,11 +100,11 @@ class SqliteSession:
 
     def given_to(self, query: str, rows: Sequence[Sequence[Any]], *after: object) -> sqlite3.Cursor:
         """As `given`, for the text of a query."""
-        nulls, kept = _bindable(rows)
-        width = _width(len(kept))
-        filling = [kept[-1]] * (width - len(kept))
+        nulls, values = _bindable(rows)
+        width = _width(len(rows))
+        last = values[len(values) - len(values) // len(rows) :]
         wide = _wide_values(query, width, nulls)
-        return self.connection.execute(wide, [*chain.from_iterable([*kept, *filling]), *after])
+        return self.connection.execute(wide, [*values, *last * (width - len(rows)), *after])
 
     def each(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         self.connection.executemany(self._queries[name], rows)
@@ -193,21 +196,26 @@ def keyed(id: bytes, row: rows.Row) -> rows.Row:
 
 def _width(count: int) -> int:
     """What is asked for may be asked for twice, so that one statement serves many lengths."""
-    return 1 << (count - 1).bit_length()
+    most: int = 1 << (count - 1).bit_length()
+    return most * 3 // 4 if count <= most * 3 // 4 else most
 
 
-def _bindable(rows: Sequence[Sequence[Any]]) -> tuple[tuple[bool, ...], Sequence[Sequence[Any]]]:
-    """Which columns are NULL in all rows, and the rows without them, as they bind fastest.
+def _bindable(rows: Sequence[Sequence[Any]]) -> tuple[tuple[bool, ...], list[Any]]:
+    """Which columns are NULL in all rows, and the values of the others row by row, as they bind
+    fastest.
 
     The driver looks for an adapter for every None and every `bytes`, which takes 0.35 and 0.45 µs;
     an int takes 0.03 µs and a `bytearray` 0.1 µs. Rows have up to five of each.
     """
     if len(rows) < _MANY:
-        return (), rows
+        return (), list(chain.from_iterable(rows))
     columns = list(zip(*rows, strict=True))
     nulls = tuple(column[0] is None and column.count(None) == len(rows) for column in columns)
     kept = [_quick(column) for column, null in zip(columns, nulls, strict=True) if not null]
-    return nulls, list(zip(*kept, strict=True))
+    values: list[Any] = [None] * (len(rows) * len(kept))
+    for place, column in enumerate(kept):
+        values[place :: len(kept)] = column
+    return nulls, values
 
 
 def _quick(values: Sequence[Any]) -> Sequence[Any]:

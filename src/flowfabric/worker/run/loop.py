@@ -19,7 +19,7 @@ from flowfabric.core.base.time import Millis, parse_span
 from flowfabric.core.execution.model import Start, WorkerIdentity
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.versions import version_of
-from flowfabric.engine.commit.collector import rare_collections
+from flowfabric.engine.collector import rare_collections
 from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim, check_ttl

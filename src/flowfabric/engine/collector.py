@@ -1,4 +1,5 @@
-"""The garbage collector of a process that runs a worker or changes many runs at once.
+"""The garbage collector of a process that works: it runs a worker, claims by itself, or cancels
+many runs at once.
 
 Python looks for cycles whenever 700 objects more exist than at the last look (2,000 in newer
 releases). A worker with a hundred runs at once holds many times as many that all live, so that the
@@ -15,26 +16,26 @@ OBJECTS = 10_000
 USUAL = 2_000
 """A process with a higher threshold than Python's own, or with the collector off, has chosen it."""
 
-_users = 0
+_holders = 0
 _before = 0
 
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Inside the block the collector looks after `OBJECTS` new ones. After the last block of the
-    process the threshold is as it was, unless the application has set another."""
-    global _users, _before  # the collector is one for the whole process
+    """While the process works, the collector looks after `OBJECTS` new ones. Afterwards the
+    threshold is as it was, unless the application has set another."""
+    global _holders, _before  # the collector is one for the whole process
     threshold, *others = gc.get_threshold()
-    if not _users and 0 < threshold <= USUAL:
+    if not _holders and 0 < threshold <= USUAL:
         _before = threshold
         gc.set_threshold(OBJECTS, *others)
-    _users += 1
+    _holders += 1
     try:
         yield
     finally:
-        _users -= 1
+        _holders -= 1
         threshold, *others = gc.get_threshold()
-        if not _users and _before:
+        if not _holders and _before:
             if threshold == OBJECTS:
                 gc.set_threshold(_before, *others)
             _before = 0
