@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
+import pytest
+
+from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.ids import ExecutionId, lane_partition
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import Family
@@ -346,6 +349,21 @@ async def test_a_claim_takes_only_the_kinds_it_names(lab: Lab) -> None:
     taken = await lab.claim(kinds=["scale", "resize"], limit=5, capabilities=["gpu"])
     assert ids(taken) == [*resize, scale]
     assert ids(await lab.claim(limit=5)) == [mail]
+
+
+@pytest.mark.rules
+async def test_a_call_like_an_earlier_one_is_checked_where_its_types_are_others(lab: Lab) -> None:
+    assert await lab.claim(limit=1, kinds=frozenset({"mail"})) == []
+    mail = await lab.submit("mail")
+    for wrong in (True, 1.0):
+        with pytest.raises(Invalid):
+            await lab.claim(limit=wrong, kinds=frozenset({"mail"}))
+    with pytest.raises(Invalid):
+        await lab.claim(limit=1, kinds=(["mail"],))
+    kinds = ["resize"]
+    assert await lab.claim(limit=1, kinds=kinds) == []
+    kinds.append("mail")
+    assert ids(await lab.claim(limit=1, kinds=kinds)) == [mail]
 
 
 # -- rivals and repeats

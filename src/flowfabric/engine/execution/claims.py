@@ -5,8 +5,9 @@ import hmac
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
+from typing import Any
 from uuid import UUID
 
 from msgspec import Struct
@@ -87,6 +88,10 @@ MAX_FOLDS = 64
 
 _FoldKey = tuple[frozenset[str], tuple[str, ...], str | None, frozenset[str] | None, Suspects]
 """What calls have in common that share a statement."""
+
+_NO_ID = UUID(int=0)
+_FIXED = (tuple, frozenset, type(None))
+"""What a call is remembered by cannot change afterwards."""
 
 _SPENT = int(Flags.SPENT)
 _KINDS = {Start.CONTINUE: HandleKind.RESUMED, Start.RECLAIM: HandleKind.RECLAIMED}
@@ -393,27 +398,19 @@ class Claims(Service):
     def _call(
         self,
         worker: WorkerIdentity,
-        lanes: Iterable[object],
+        lanes: tuple[object, ...],
         capabilities: Iterable[str],
         kinds: Iterable[str] | None,
-        limit: int,
-        ttl: Span,
-        namespace: str | None,
-        suspects: Suspects,
+        *more: Any,
     ) -> ClaimCall:
-        return ClaimCall(
-            id=self._fresh(),
-            worker=check_known(worker),
-            capabilities=frozenset(check_capabilities(capabilities, "worker")),
-            lanes=tuple(check_lane(lane) for lane in lanes),
-            namespace=None if namespace is None else check_namespace(namespace),
-            limit=check_whole(limit, "the limit of a claim", 1, MAX_CLAIM),
-            ttl=check_ttl(ttl),
-            kinds=None
-            if kinds is None
-            else frozenset(map(check_kind, check_names(kinds, "kinds"))),
-            suspects=check_kind_of(suspects, Suspects, "suspects"),
-        )
+        """The call that is asked for, checked. A worker asks for the same again and again."""
+        asked = (worker, lanes, capabilities, kinds, *more)
+        fixed = type(capabilities) in _FIXED and type(kinds) in _FIXED
+        try:
+            call = _known_call(*asked) if fixed else _checked_call(*asked)
+        except TypeError:  # an argument of a wrong type has no hash
+            call = _checked_call(*asked)
+        return replace(call, id=self._fresh())
 
     async def _take(self, call: ClaimCall, weights: dict[str, int]) -> list[Taken]:
         if not weights:
@@ -518,6 +515,33 @@ class Claims(Service):
     async def _hand_back_late(self, work: "asyncio.Future[list[Taken]]") -> None:
         with suppress(FlowFabricError):
             await self.hand_back(_claims(await work))
+
+
+def _checked_call(
+    worker: WorkerIdentity,
+    lanes: Iterable[object],
+    capabilities: Iterable[str],
+    kinds: Iterable[str] | None,
+    limit: int,
+    ttl: Span,
+    namespace: str | None,
+    suspects: Suspects,
+) -> ClaimCall:
+    """A valid call, still without an id."""
+    return ClaimCall(
+        id=_NO_ID,
+        worker=check_known(worker),
+        capabilities=frozenset(check_capabilities(capabilities, "worker")),
+        lanes=tuple(check_lane(lane) for lane in lanes),
+        namespace=None if namespace is None else check_namespace(namespace),
+        limit=check_whole(limit, "the limit of a claim", 1, MAX_CLAIM),
+        ttl=check_ttl(ttl),
+        kinds=None if kinds is None else frozenset(map(check_kind, check_names(kinds, "kinds"))),
+        suspects=check_kind_of(suspects, Suspects, "suspects"),
+    )
+
+
+_known_call = lru_cache(maxsize=256, typed=True)(_checked_call)
 
 
 async def _flush_renewals(store: Store, renewals: list[Renewal]) -> list[Millis | None]:
