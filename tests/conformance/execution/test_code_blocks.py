@@ -224,6 +224,8 @@ async def test_a_worker_whose_code_did_not_fit_gives_it_back_with_growing_pauses
         await lab.pass_time(pause - 1)
         assert await lab.claim(W1) == []
         await lab.pass_time(1)
+        assert await lab.claim(W1) == [], "held for the worker it was released to"
+        await lab.pass_time(1_000)
     taken = await lab.claim_one(W2)
     assert taken.lease.attempt == claim.lease.attempt
     await lab.engine.attempts.hand_back(taken)

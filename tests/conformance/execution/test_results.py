@@ -161,17 +161,23 @@ async def test_a_caller_that_goes_away_during_a_look_stops_no_other(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, trouble: Exception | None
 ) -> None:
     claim = await lab.running()
-    honest = lab.engine.store.load
+    load, ended = lab.engine.store.load, lab.engine.store.ended
 
-    async def interrupted(uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
-        found = await honest(uuids)
-        if isinstance(found[claim.uuid].state, Ended):
+    def check(found: dict[UUID, Snapshot]) -> dict[UUID, Snapshot]:
+        if claim.uuid in found and isinstance(found[claim.uuid].state, Ended):
             impatient.cancel()
             if trouble is not None:
                 raise trouble
         return found
 
-    monkeypatch.setattr(lab.engine.store, "load", interrupted)
+    async def loaded(uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+        return check(await load(uuids))
+
+    async def asked(uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+        return check(await ended(uuids))
+
+    monkeypatch.setattr(lab.engine.store, "load", loaded)
+    monkeypatch.setattr(lab.engine.store, "ended", asked)
     impatient, patient = await waiters(lab, claim.id, claim.id)
     await lab.complete(claim)
     gone, told = await asyncio.gather(impatient, patient, return_exceptions=True)

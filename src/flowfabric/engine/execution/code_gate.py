@@ -78,7 +78,10 @@ class CodeGate(Service):
         room = min(PAGE, max(1, worker.concurrency - worker.running))
         uuids = await self._context.store.executions_in(InQueue(crowd.queue), room)
         answers = await self._context.decisions.decide_all(
-            [Decision(uuid, partial(_release, fingerprint=fingerprint)) for uuid in uuids]
+            [
+                Decision(uuid, partial(_release, fingerprint=fingerprint, worker=worker.worker))
+                for uuid in uuids
+            ]
         )
         count = sum(answer is True for answer in answers)
         if count:
@@ -87,5 +90,5 @@ class CodeGate(Service):
         return count
 
 
-def _release(found: Snapshot | None, now: Millis, *, fingerprint: str) -> Change[bool]:
-    return release_to_code(found, now, fingerprint)
+def _release(found: Snapshot | None, now: Millis, *, fingerprint: str, worker: str) -> Change[bool]:
+    return release_to_code(found, now, fingerprint, worker)
