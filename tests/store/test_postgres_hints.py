@@ -96,65 +96,6 @@ async def test_a_store_can_be_closed_at_any_moment_of_listening(database: str) -
                 await bench.store.close()
 
 
-# -- hints that go with a commit
-
-
-async def test_a_hint_goes_with_a_lone_commit(database: str) -> None:
-    """The store is not asked to send any."""
-    async with opened(database) as bench:
-        other = await bench.other_store()
-        await calm(other.hints)
-        work = await waiting(other.hints, Topic.WORK)
-        await bench.submit()
-        assert await work
-    async with opened(database) as bench:
-        other = await bench.other_store()
-        await bench.submit_many(2)
-        (held,) = await bench.claim()
-        await calm(other.hints)
-        endings = await waiting(other.hints, Topic.ENDINGS)
-        assert await bench.store.end([bench.completion(held)], bench.now)
-        assert await endings
-
-
-async def test_a_hint_that_went_with_its_commit_is_not_sent_again(database: str) -> None:
-    async with opened(database) as bench:
-        other = await bench.other_store()
-        await calm(other.hints)
-        work, endings = other.hints.heard(Topic.WORK), await waiting(other.hints, Topic.ENDINGS)
-        await bench.submit()
-        bench.store.hints.send(Topic.WORK | Topic.ENDINGS)
-        assert await endings
-        assert other.hints.heard(Topic.WORK) == work + 1
-
-
-async def test_a_younger_commit_of_the_same_turn_has_its_own_hint(database: str) -> None:
-    async with opened(database) as bench:
-        other = await bench.other_store()
-        await calm(other.hints)
-        work = other.hints.heard(Topic.WORK)
-        await bench.submit()
-        bench.store.hints.send(Topic.WORK)
-        bench.store.hints.send(Topic.WORK)
-        while other.hints.heard(Topic.WORK) < work + 2:
-            assert await other.hints.wait(NEVER, other.hints.count)
-
-
-async def test_commits_with_hints_do_not_wait_for_each_other(database: str) -> None:
-    """While another one is on its way to the disk, a submit leaves its hint to be sent."""
-    async with opened(database) as bench:
-        other, raw = await bench.other_store(), await bench.raw()
-        await calm(other.hints)
-        work = await waiting(other.hints, Topic.WORK)
-        async with raw.transaction():
-            await raw.execute(
-                "select pg_advisory_xact_lock(hashtextextended('flowfabric hints', 0))"
-            )
-            await bench.submit()
-            bench.store.hints.send(Topic.WORK)
-            assert await work
-
-
 # -- through a pooler
 
 

@@ -383,3 +383,16 @@ async def test_following_output_drives_the_run() -> None:
         run = await job.submit()
         assert [frame.value async for frame in run.stream(follow=False)] == []
         assert [frame.value async for frame in run.stream()] == ["begun", "over"]
+
+
+async def test_two_runs_that_are_claimed_together_and_wait_for_their_children() -> None:
+    fabric = Fabric("sqlite://")
+    remind = add_reminder(fabric, "1h")
+
+    @fabric.task()
+    async def parent(ctx: Context, text: str) -> Any:
+        return await (await ctx.submit(remind, text)).result()
+
+    async with harness(fabric) as driven:
+        runs = [await parent.submit(text) for text in ("a", "b")]
+        assert [await driven.result(run) for run in runs] == ["a", "b"]

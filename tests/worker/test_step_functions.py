@@ -10,6 +10,7 @@ import pytest
 
 from flowfabric import (
     Context,
+    Fabric,
     Fail,
     Fixed,
     LeaseLost,
@@ -19,7 +20,7 @@ from flowfabric import (
 )
 from flowfabric.worker.errors import Unwind
 from flowfabric.worker.run.steps import StepFacts, current_context
-from tests.worker.bench import AGAIN, Bench, Log
+from tests.worker.bench import AGAIN, Bench, Log, working
 
 
 async def a() -> str:
@@ -251,6 +252,44 @@ async def test_a_step_after_the_end_of_a_handler_that_takes_no_context_is_refuse
     with pytest.raises(Unwind):
         await left[0]
     assert (await run.result(), log, await bench.steps(run)) == ("over", [], [])
+
+
+async def test_what_the_first_call_left_behind_is_refused_while_the_handler_is_called_again(
+    fabric: Fabric, log: Log
+) -> None:
+    """What it waits for is there, so the handler is called again under the same lease."""
+    left: list[asyncio.Task[Any]] = []
+    waits, sent, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @fabric.step()
+    async def fetch(word: str) -> str:
+        return str(log.note(word))
+
+    @fabric.task()
+    async def job() -> Any:
+        async def stray() -> None:
+            await go_on.wait()
+            await fetch("stray")
+
+        make_context = current_context.get()
+        assert make_context is not None
+        if not left:
+            left.append(asyncio.create_task(stray()))
+            waits.set()
+            await sent.wait()
+        else:
+            go_on.set()
+            await asyncio.wait(left)
+        return await make_context().wait_for_signal("ok")
+
+    async with working(fabric):
+        run = await job.submit()
+        await waits.wait()
+        await fabric.signal(run.id, "ok", 1)
+        sent.set()
+        assert await run.result(20) == 1
+    assert isinstance(left[0].exception(), Unwind)
+    assert log == []
 
 
 async def test_threads_that_ask_at_the_same_moment_share_the_scope_of_their_run(

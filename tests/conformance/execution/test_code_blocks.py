@@ -20,6 +20,7 @@ from flowfabric.core.execution.model import Start
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.status import PublicState
 from flowfabric.engine.execution.claims import Claim
+from flowfabric.store.hints import Topic
 from flowfabric.store.queries import Query
 from tests.kit.lab import TTL, W1, W2, Lab
 from tests.kit.race import Race
@@ -120,6 +121,24 @@ async def test_the_worker_that_comes_releases_it_without_a_sweep(lab: Lab) -> No
     await blocked(lab)
     await alive(lab)
     assert len(await lab.claim(W2)) == 1
+
+
+async def test_a_release_wakes_the_workers_of_its_own_process_and_no_others(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker whose code does not fit may be faster than the one it was released for."""
+    await blocked(lab)
+    hints, sent = lab.engine.store.hints, list[Topic]()
+    seen, send = hints.count, hints.send
+
+    def told(topics: Topic) -> None:
+        sent.append(topics)
+        send(topics)
+
+    monkeypatch.setattr(hints, "send", told)
+    await alive(lab)
+    assert Topic.WORK in hints.since(seen)
+    assert not any(Topic.WORK in topics for topics in sent)
 
 
 @pytest.mark.inside
@@ -224,8 +243,6 @@ async def test_a_worker_whose_code_did_not_fit_gives_it_back_with_growing_pauses
         await lab.pass_time(pause - 1)
         assert await lab.claim(W1) == []
         await lab.pass_time(1)
-        assert await lab.claim(W1) == [], "held for the worker it was released to"
-        await lab.pass_time(1_000)
     taken = await lab.claim_one(W2)
     assert taken.lease.attempt == claim.lease.attempt
     await lab.engine.attempts.hand_back(taken)

@@ -63,9 +63,9 @@ async def test_only_the_end_of_the_last_member_of_a_chain_reads(
 async def test_what_is_known_is_what_is_stored(lab: Lab) -> None:
     flow = await declared(lab, "a>b>c", "a>d")
     for name in "ab":
-        uuid = flow[name].uuid
-        stored = await lab.engine.store.unsettled([(flow.id, uuid)], None, 100)
-        found = lab.engine._context.known_edges.take(uuid)
+        member = (await load(lab, flow[name])).execution
+        stored = await lab.engine.store.unsettled([(flow.id, member.uuid)], None, 100)
+        found = lab.engine._context.known_edges.take(member)
         assert sorted(found, key=lambda each: each.state.edge.id) == stored
 
 
@@ -130,3 +130,24 @@ async def test_a_process_that_ends_no_members_remembers_nothing(
     asked = reads_of(lab, monkeypatch)
     await lab.complete(await flow.take("a"))
     assert asked == [1]
+
+
+@pytest.mark.parametrize("again_by", ["the same process", "another process"])
+async def test_edges_of_a_deleted_flow_are_not_those_of_a_new_one_with_its_id(
+    lab: Lab, second_lab: Lab, again_by: str
+) -> None:
+    """Members and edges have the same ids then, and the first version again."""
+    id = lab.engine.flows._fresh()
+    await lab.complete(await (await declare(lab, "only")).take("only"))
+    first = await declare(lab, "a>b", id=id)
+    first.lab = second_lab
+    await first.complete("a", "b")
+    await first.settled()
+    lab.clock.advance(30 * 86_400_000)
+    assert await second_lab.engine.sweep.trim()
+    declarer = lab if again_by == "the same process" else second_lab
+    again = await declare(declarer, "a>b", "c>b", id=id)
+    again.lab = lab
+    await lab.complete(await again.take("a"))
+    await again.settled()
+    assert await lab.state(again["b"]) is HELD

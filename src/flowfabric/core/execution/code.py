@@ -9,8 +9,7 @@ used, and it continues where it was once a worker with fitting code is there.
                                                    blocked, tried = {old}
     a worker with other code is there              released
     an old worker is faster and claims it          goes back without a call of its handler,
-                                                   released again after a pause that grows, and
-                                                   held for the new worker for a second
+                                                   released again after a pause that grows
     a new worker claims it                         continues
 """
 
@@ -28,7 +27,7 @@ from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.gate import admit
 from flowfabric.core.execution.lease import Owner, enter, lease_event, present
 from flowfabric.core.execution.mismatch import MAX_TRIED, CodeBlock, Mismatch
-from flowfabric.core.execution.model import Gate, Hold, Ready, Snapshot, Waiting
+from flowfabric.core.execution.model import Gate, Snapshot, Waiting
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.serving import serving
 from flowfabric.core.execution.status import Blocking, PublicState, public_state
@@ -39,14 +38,18 @@ FOR_CODE = str(Blocking.CAPABLE_WORKER)
 _Blocked = Callable[[Snapshot, tuple[str, str]], CodeBlock]
 FIRST_PAUSE = Millis(1_000)
 LONGEST_PAUSE = Millis(60_000)
-HELD_FOR = Millis(1_000)
-"""How long a run that was turned away is kept for the worker it is released to, against workers of
-other names."""
 
 
 class BlockedByCode(Struct, frozen=True):
     id: ExecutionId
     state: PublicState
+
+
+class ReleasedToCode(Struct, frozen=True):
+    """The run may be claimed again, at best by the worker that it was released for: the process of
+    that worker hears of it before others do."""
+
+    id: ExecutionId
 
 
 def block_by_code(
@@ -89,22 +92,20 @@ def return_untried(
 
 
 def release_to_code(
-    snapshot: Snapshot | None, now: Millis, fingerprint: str, worker: str
-) -> "Change[bool]":
+    snapshot: Snapshot | None, now: Millis, fingerprint: str
+) -> "Change[ReleasedToCode | None]":
     """A worker with this code is there: if it was not tried, the run may be claimed. What was tried
     is remembered."""
     if snapshot is None or not is_blocked_by_code(snapshot):
-        return unchanged(False)
+        return unchanged(None)
     code, state = snapshot.life.code, snapshot.state
     if code is None or not isinstance(state, Waiting) or fingerprint in code.tried:
-        return unchanged(False)
+        return unchanged(None)
     if code.until is not None and code.until > now:
-        return unchanged(False)
+        return unchanged(None)
     life = replace(snapshot.life, blocked=None, detail=None, touched_at=now)
-    free = admit(life, state.next, now, snapshot.head.flags)
-    if code.returned and isinstance(free, Ready):
-        free = replace(free, hold=Hold(Millis(now + HELD_FOR), worker))
-    return Change(True, snapshot, snapshot.to(free, life=life))
+    after = snapshot.to(admit(life, state.next, now, snapshot.head.flags), life=life)
+    return Change(ReleasedToCode(snapshot.execution.id), snapshot, after)
 
 
 def is_blocked_by_code(snapshot: Snapshot) -> bool:

@@ -12,9 +12,8 @@ _RANDOM_BITS = 62
 _RANDOM = (1 << _RANDOM_BITS) - 1
 
 _NUMBERS = Struct("=512Q")
-_drawn: list[int] = []
-if hasattr(os, "register_at_fork"):  # a process and its fork draw numbers of their own
-    os.register_at_fork(after_in_child=_drawn.clear)
+_drawn: dict[int, list[int]] = {}
+"""What this process has drawn. A fork does not use what its parent has."""
 
 
 class Ids:
@@ -38,9 +37,11 @@ class Ids:
 def _random() -> int:
     """64 random bits of the system, drawn many at a time: every draw lets go of the interpreter's
     lock, and takes its turn after the thread that writes to SQLite to get it back."""
+    process = os.getpid()
     try:
-        return _drawn.pop()
-    except IndexError:
+        return _drawn[process].pop()
+    except (KeyError, IndexError):
         number, *more = _NUMBERS.unpack(os.urandom(_NUMBERS.size))
-        _drawn.extend(more)
+        _drawn.clear()
+        _drawn[process] = more
         return int(number)

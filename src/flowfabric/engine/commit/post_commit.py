@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.code import ReleasedToCode
 from flowfabric.core.execution.model import (
     Active,
     Ended,
@@ -32,7 +33,8 @@ _LIMITS = int(Flags.LIMITS)
 
 
 class Commit(Struct, frozen=True, kw_only=True):
-    """What has changed. `ready`: there is work to claim; `ended` and `ended_flows` are over;
+    """What has changed. `ready`: there is work to claim, `ready_here`: for workers of this process
+    first, others find it a second later; `ended` and `ended_flows` are over;
     `owed` is new in the outboxes of flows; members that are `settled` have ended and left no edge
     open, and a flow is `unfinished` if a member goes on after that; `limited` wait for limits or
     have given room back; `unleased` lost their lease or gave it up; `signalled`: a run has received
@@ -41,6 +43,7 @@ class Commit(Struct, frozen=True, kw_only=True):
     `reopened`: a lane or a worker has changed, so that other work can be claimed."""
 
     ready: bool = False
+    ready_here: bool = False
     ended: tuple[UUID, ...] = ()
     ended_flows: tuple[Flow, ...] = ()
     owed: tuple[OutboxEntry, ...] = ()
@@ -85,6 +88,8 @@ class PostCommit:
     def publish(self, commit: Commit) -> None:
         for subscriber in self._subscribers:
             subscriber.committed(commit)
+        if commit.ready_here:
+            self._store.hints.wake(Topic.WORK)
         if topics := commit.topics:
             self._store.hints.send(topics)
 
@@ -129,7 +134,7 @@ class _Effects:
     """What changes have done, collected in one pass: every ending goes through here."""
 
     def __init__(self) -> None:
-        self._ready = self._signalled = False
+        self._ready = self._ready_here = self._signalled = False
         self._ended: list[UUID] = []
         self._owed: list[OutboxEntry] = []
         self._limited: list[Execution] = []
@@ -150,6 +155,8 @@ class _Effects:
         match state:
             case Ended():
                 self._ended.append(uuid)
+            case Ready() if isinstance(change.outcome, ReleasedToCode):
+                self._ready_here = True
             case Ready() | Lost():
                 self._ready = True
             case _:
@@ -161,6 +168,7 @@ class _Effects:
     def commit(self, settled: frozenset[UUID], unfinished: frozenset[UUID]) -> Commit:
         return Commit(
             ready=self._ready,
+            ready_here=self._ready_here,
             ended=tuple(self._ended),
             owed=tuple(self._owed),
             settled=settled,

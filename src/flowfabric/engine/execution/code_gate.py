@@ -14,7 +14,12 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
-from flowfabric.core.execution.code import fitting, is_blocked_by_code, release_to_code
+from flowfabric.core.execution.code import (
+    ReleasedToCode,
+    fitting,
+    is_blocked_by_code,
+    release_to_code,
+)
 from flowfabric.core.execution.model import Gate, Snapshot, WorkerIdentity
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.versions import code_key
@@ -78,17 +83,16 @@ class CodeGate(Service):
         room = min(PAGE, max(1, worker.concurrency - worker.running))
         uuids = await self._context.store.executions_in(InQueue(crowd.queue), room)
         answers = await self._context.decisions.decide_all(
-            [
-                Decision(uuid, partial(_release, fingerprint=fingerprint, worker=worker.worker))
-                for uuid in uuids
-            ]
+            [Decision(uuid, partial(_release, fingerprint=fingerprint)) for uuid in uuids]
         )
-        count = sum(answer is True for answer in answers)
+        count = sum(isinstance(answer, ReleasedToCode) for answer in answers)
         if count:
             kind = first.execution.kind
             log.info("%d runs of %s blocked by code released to %s", count, kind, worker.worker)
         return count
 
 
-def _release(found: Snapshot | None, now: Millis, *, fingerprint: str, worker: str) -> Change[bool]:
-    return release_to_code(found, now, fingerprint, worker)
+def _release(
+    found: Snapshot | None, now: Millis, *, fingerprint: str
+) -> Change[ReleasedToCode | None]:
+    return release_to_code(found, now, fingerprint)

@@ -44,12 +44,14 @@ class Downstreams(Service):
         """What to write together with these endings; nothing if that cannot be read."""
         members: dict[UUID, UUID] = {}
         ended: dict[UUID, MemberEnding] = {}
+        known: list[Unsettled] = []
         for change in endings:
             for entry in change.outbox:
                 if entry.kind is OutboxKind.ENDED and entry.outcome is not None:
                     members[entry.id] = entry.flow
                     ended[entry.id] = MemberEnding(entry.outcome, entry.number)
-        known = [open for id in members for open in self._context.known_edges.take(id)]
+                    if change.before is not None:
+                        known += self._context.known_edges.take(change.before.execution)
         for each in known:
             members.pop(each.state.edge.upstream, None)
         found = await self._read(members)

@@ -9,6 +9,7 @@ that ends it.
 from collections.abc import Iterable
 from uuid import UUID
 
+from flowfabric.core.execution.model import Execution
 from flowfabric.core.flow.graph import NewFlow
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.progress import FEW
@@ -31,6 +32,8 @@ class KnownEdges:
         if not self._ends_members:
             return
         for new in flows:
+            for member in new.members:  # a flow of this id may have been deleted since
+                self._open.pop(member.snapshot.execution.uuid, None)
             snapshots = {each.snapshot.execution.uuid: each.snapshot for each in new.members}
             leaving: dict[UUID, list[Unsettled]] = {}
             for edge in new.edges:
@@ -40,10 +43,12 @@ class KnownEdges:
         while len(self._open) > MAX_MEMBERS:
             del self._open[next(iter(self._open))]
 
-    def take(self, member: UUID) -> list[Unsettled]:
-        """The edges of a member that is about to end; none if they are not known."""
+    def take(self, member: Execution) -> list[Unsettled]:
+        """The edges of a member that is about to end; none if they are not known. A flow has one
+        moment of creation: other edges are those of a deleted flow with the same id."""
         self._ends_members = True
-        return self._open.pop(member, [])
+        open = self._open.pop(member.uuid, [])
+        return [each for each in open if each.state.edge.created_at == member.created_at]
 
 
 def _is_kept(edges: list[Unsettled]) -> bool:

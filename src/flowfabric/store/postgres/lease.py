@@ -16,7 +16,6 @@ from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.event import Event
 from flowfabric.core.execution.model import Active, Ended, Head, Lease, Snapshot
 from flowfabric.core.flow.progress import DownstreamChange
-from flowfabric.store.hints import Topic
 from flowfabric.store.postgres.apply import prepare, recognise
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
@@ -162,20 +161,15 @@ async def _end(
     written = [*(end.change for end in ends), *(move.change for move in moves)]
     owed = [row for each in written if (outbox := each.outbox) for row in outbox_rows(outbox)]
     query = "ended_leases" if following is None else "ended_with_downstreams"
-    hinting = None
-    if following is None and len(ends) == 1:
-        hinting = session.notices.to_carry("ended_with_hint", Topic.ENDINGS)
     rows = await connection.fetch(
-        hinting or session.queries[query],
+        session.queries[query],
         *columns([end.row for end in ends], _END_WIDTH, shared=_END_SHARED),
         now,
         *columns(events, len(EVENT)),
         *columns(owed, len(OUTBOX)),
         *(() if following is None else _release_values(moves, upstreams, names)),
     )
-    if hinting is not None:
-        session.notices.carried(rows, Topic.ENDINGS)
-    found = {row[0] for row in rows}
+    found = {uuid for (uuid,) in rows}
     if repeated and len(found) < len(written):
         found |= await recognise(session, connection, written, found)
     return found

@@ -71,7 +71,10 @@ told_more as (
     where (v.id in (select ended.id from ended)) is true
 )
 
--- part: owed_rows
+-- name: ended_leases
+with
+-- include: ended_rows
+,
 owed as (
     insert into {schema}.chore (flow, id, number, kind, outcome, spared)
     select c.flow, c.id, c.number, c.kind, c.outcome, c.spared
@@ -80,23 +83,7 @@ owed as (
     ) as c (flow, id, number, kind, outcome, spared)
     where (c.id in (select ended.id from ended)) is true
 )
-
--- name: ended_leases
-with
--- include: ended_rows
-,
--- include: owed_rows
 select ended.id from ended
-
--- name: ended_with_hint
--- The same for one ending, with the hint about it, and the number of that.
-with
--- include: ended_rows
-,
--- include: owed_rows
-select ended.id, h.number
-from ended
--- include: hint_with_commit
 
 -- name: ended_with_downstreams
 -- Downstreams that wait go on with the endings they have counted: each if all of those were written,

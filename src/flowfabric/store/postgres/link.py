@@ -53,11 +53,6 @@ class Link:
         self._lock = asyncio.Lock()
         self.seam: Callable[[Connection], Awaitable[None]] | None = None
 
-    @property
-    def pooled(self) -> bool:
-        """Whether every piece of work is a transaction of its own, for a pooler."""
-        return self._dialer.pooled
-
     async def run(
         self, work: Work[T], *, limit: float | None = None, patience: float = PATIENCE_SECONDS
     ) -> T:

@@ -84,16 +84,6 @@ select
     nextval('{schema}.hint_seq'),
     pg_notify('{schema}_wake', $1)
 
--- part: hint_with_commit
--- Beside the one row that a statement gives. A commit with a notification keeps all others that have
--- one waiting until it is on disk. So that they never queue, a statement sends its hint only while no
--- other does; without the number its process sends the hint afterwards. The argument is put into the
--- text.
-left join lateral (
-    select nextval('{schema}.hint_seq') as number, pg_notify('{schema}_wake', $0)
-    where pg_try_advisory_xact_lock(hashtextextended('flowfabric hints', 0))
-) h on true
-
 -- name: news
 -- Two rows for each hint since the one of this number, up to 500, and one if the inbox has entries.
 -- The argument is put into the text.

@@ -1,19 +1,15 @@
 """Creating executions."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 from uuid import UUID
-
-import asyncpg
 
 from flowfabric.core.base.errors import Unavailable
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Flags, Ready, Snapshot, Start
 from flowfabric.core.execution.submission import Creation
-from flowfabric.store.hints import Topic
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
 from flowfabric.store.postgres.session import PostgresSession, columns, insert_new
@@ -95,10 +91,6 @@ async def _insert(
     repeated: bool,
 ) -> list[UUID]:
     """The executions that were created, with the steps of forks among them."""
-    if len(creations) == 1 and not repeated:
-        made = await _insert_alone(session, connection, creations[0])
-        if made:
-            return made
     query = session.queries["submitted_executions"]
     values = values_of(creations, now, session.book.names)
     if not any(creation.steps for creation in creations):
@@ -112,26 +104,6 @@ async def _insert(
         if steps:
             await connection.fetch(session.queries["new_steps"], *columns(steps, len(STEP)))
     return made
-
-
-async def _insert_alone(
-    session: PostgresSession, connection: Connection, creation: Creation
-) -> list[UUID]:
-    """One execution that only waits for a worker, with the hint about it; none if there is more to
-    write, or other hints go out."""
-    snapshot, state = creation.snapshot, creation.snapshot.state
-    more = creation.key is not None or creation.tags or creation.steps
-    if more or not creation.minted or not isinstance(state, Ready) or snapshot.deadline_at:
-        return []
-    query = session.notices.to_carry("submitted_alone", Topic.WORK)
-    if query is None:
-        return []
-    values = (*execution_row(creation, session.book.names), *_ready_part(snapshot, state))
-    with suppress(asyncpg.UniqueViolationError):
-        rows = await connection.fetch(query, *values)
-        session.notices.carried(rows, Topic.WORK)
-        return [uuid for uuid, _ in rows]
-    return []
 
 
 def _ids(rows: Sequence[Any]) -> list[UUID]:

@@ -93,25 +93,6 @@ with given as materialized (
 -- include: created_rows
 select made.id from made
 
--- name: submitted_alone
--- One new execution that waits for a worker and has neither key nor tags nor deadline, with the
--- hint about it, and the number of that. A process that has no more to write has been idle, and so
--- has the server: a plan of a quarter of the nodes takes 0.2 ms less then.
-with made as (
-    insert into {schema}.execution (id, created_at, route, policy, facts, flow, payload)
-    values ($1, $2, $3, $4, $5, $6, $7)
-    returning execution.id
-),
-made_ready as (
-    insert into {schema}.ready (
-        id, version, epoch, rank, flags, attempt, start, life, route, timeout, held_until
-    )
-    values ($1, 1, 0, $2 + $8, $9, 0, 0, $10, $3, $11, 0)
-)
-select made.id, h.number
-from made
--- include: hint_with_commit
-
 -- name: known_executions
 -- For each submission that created nothing: the execution that was there, by a live key first. One
 -- that has only arrived counts as well.

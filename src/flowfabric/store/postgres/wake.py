@@ -2,8 +2,6 @@
 
 import asyncio
 import secrets
-from collections.abc import Sequence
-from typing import Any
 
 from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.store.hints import EVERYTHING, Hints, Topic
@@ -18,19 +16,13 @@ FAILED_PAUSE = 0.05
 
 class Notices:
     """Passes hints on to other processes, at most one per 5 ms; the ear hears theirs. A process
-    that waits for nothing does not listen, and one that cannot listen sends all the same.
-
-    While hints are rare, the statement that writes one change also sends the hint (`to_carry`), and
-    other processes hear it at the commit, not one round trip later.
-    """
+    that waits for nothing does not listen, and one that cannot listen sends all the same."""
 
     def __init__(self, wires: Wires, channel: str) -> None:
         self._queries = wires.dialer.queries
         self._link = Link(wires, PINNED, bare=True)
         self._origin = secrets.token_hex(8)
         self._topics = Topic(0)
-        self._carried = Topic(0)
-        self._rests_until = 0.0
         self._pending = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
@@ -50,32 +42,8 @@ class Notices:
         if not self._closed:
             self.ear.start()
 
-    def to_carry(self, name: str, topics: Topic) -> str | None:
-        """The named query, which also sends a hint about its own commit. None while hints are
-        frequent: one that is sent afterwards then tells of many commits. Through a pooler the
-        commit comes only after the answer."""
-        rests = asyncio.get_running_loop().time() < self._rests_until
-        if self._closed or rests or self._pending.is_set() or self._link.pooled:
-            return None
-        return self._queries[name].replace("$0", self._written(topics))
-
-    def carried(self, rows: Sequence[Any], topics: Topic) -> None:
-        """What such a query gave. If its hint was sent, the next `_tell` need not send it: that is
-        the one about the same commit, in the same turn of the loop."""
-        if not rows or rows[0][-1] is None:
-            return
-        loop = asyncio.get_running_loop()
-        self._rests_until = loop.time() + GAP_SECONDS
-        self._carried |= topics
-        loop.call_soon(self._forget_carried)
-
-    def _forget_carried(self) -> None:
-        self._carried = Topic(0)
-
     def _tell(self, topics: Topic) -> None:
-        topics &= ~self._carried
-        self._carried = Topic(0)  # another commit of this turn may be younger than the hint
-        if self._closed or not topics:
+        if self._closed:
             return
         self._topics |= topics
         self._pending.set()
@@ -83,11 +51,8 @@ class Notices:
             self._task = asyncio.create_task(self._run(), name="flowfabric-hints")
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
         while not self._closed:
             await self._pending.wait()
-            if (rest := self._rests_until - loop.time()) > 0:
-                await asyncio.sleep(rest)
             self._pending.clear()
             topics, self._topics = self._topics, Topic(0)
             if not topics:
@@ -96,19 +61,16 @@ class Notices:
                 await self._send(topics)
             except FlowFabricError:  # the hint is lost, which costs the poll floor
                 await asyncio.sleep(FAILED_PAUSE)
-            self._rests_until = loop.time() + GAP_SECONDS
+            await asyncio.sleep(GAP_SECONDS)
 
     async def _send(self, topics: Topic) -> None:
         """One statement without arguments, which also passes a pooler as it is."""
-        query = self._queries["hint"].replace("$1", self._written(topics))
+        query = self._queries["hint"].replace("$1", f"'{self._origin}:{topics.value}'")
 
         async def work(connection: Connection, repeated: bool) -> None:
             await connection.execute(query)
 
         await self._link.run(work)
-
-    def _written(self, topics: Topic) -> str:
-        return f"'{self._origin}:{topics.value}'"
 
     def _heard(self, payload: str) -> None:
         """`origin:topics`; an application's transaction sends none, older releases only the

@@ -30,6 +30,24 @@ from flowfabric.worker.run.threads import Threads
 _FIRST_ASKED = threading.Lock()
 """Threads that a coroutine has started may ask for its scope at the same moment."""
 
+
+class LateContext:
+    """Makes the context of one call of a handler that began without a scope, and the scope when it
+    is first asked for. Later calls of the handler have their own."""
+
+    __slots__ = ("_active", "_make_scope", "_scope")
+
+    def __init__(self, active: ActiveRun, make_scope: Callable[[ActiveRun], CallScope]) -> None:
+        self._active = active
+        self._make_scope = make_scope
+        self._scope: CallScope | None = None
+
+    def __call__(self) -> Context:
+        with _FIRST_ASKED:
+            scope = self._scope = self._scope or self._make_scope(self._active)
+        return Context(scope)
+
+
 HandlerFunction = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 """A handler as a function of its positional and named arguments."""
 
@@ -98,7 +116,7 @@ class HandlerCalls:
 
     async def _call(self, active: ActiveRun, handler: Task[Any, Any]) -> Any:
         if active.scope is None and handler.mode is Mode.ASYNC:
-            current_context.set(partial(self._late_context, active))
+            current_context.set(LateContext(active, self._late_scope))
             result = handler.function(*active.args, **active.kwargs)
             return await result if inspect.isawaitable(result) else result
         function = self._function_of(active, handler)
@@ -133,13 +151,6 @@ class HandlerCalls:
             kwargs=active.kwargs,
             lifespan=self._hooks.lifespan.value,
         )
-
-    def _late_context(self, active: ActiveRun) -> Context:
-        """The context of a handler that was called without a scope."""
-        with _FIRST_ASKED:
-            if active.scope is None:
-                active.scope = self._late_scope(active)
-        return Context(active.scope)
 
     def _start(self, active: ActiveRun, work: Callable[[], Any]) -> "Future[Any]":
         active.thread = self._handlers.start(work)

@@ -50,7 +50,7 @@ from flowfabric.worker.run.processes import ProcessDied, Processes
 from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.threads import Threads
 from flowfabric.worker.run.undo import undo_all
-from flowfabric.worker.run.until_available import AWAY, until_available
+from flowfabric.worker.run.until_available import AWAY, FIRST_PAUSE, until_available
 
 log = logging.getLogger("flowfabric.worker")
 
@@ -87,6 +87,8 @@ class Executor:
     async def run(self, active: ActiveRun) -> None:
         """Every outcome is reported to the store, except that of a lost lease."""
         active.entered = True
+        if active.job is None:  # a loop may run what it starts at once
+            active.job = asyncio.current_task()
         try:
             while await self._run_once(active):
                 active.again, active.scope = True, None
@@ -277,13 +279,15 @@ class Executor:
         return scope
 
     def _late_scope(self, active: ActiveRun) -> CallScope:
-        """The scope of a handler that began without one. A task or thread that the handler has left
-        behind gets a closed one."""
+        """The scope of a call that began without one. A task or thread that the call has left
+        behind gets a closed one, also while the handler is called again."""
         scope = self._make_scope(active, again=False)
         scope.adopt(active.job)
         if active.stopped:
             scope.stop(active.stopped)
-        if not active.handling:
+        if not active.again:
+            active.scope = scope
+        if active.again or not active.handling:
             scope.close()
         return scope
 
@@ -368,7 +372,12 @@ class Executor:
         try:
             try:
                 return await report(self._engine)
+            except NoSigningKey:
+                raise
             except AWAY:
+                if self._pointless(active):
+                    raise
+                await asyncio.sleep(FIRST_PAUSE)
                 return await self._until_delivered(active, report)
         except (Invalid, NoSigningKey) as error:  # such as a result that is too large
             reason = f"how it ended cannot be stored: {error.detail}"

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
+from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -78,7 +79,7 @@ class Worker:
         self.identity = WorkerIdentity(options.name, options.instance or _instance())
         self.active: dict[Key, ActiveRun] = {}
         self._newest: dict[UUID, ActiveRun] = {}
-        self._starting: list[tuple[ActiveRun, Coroutine[None, None, None]]] = []
+        self._starting: list[tuple[ActiveRun, Coroutine[None, None, None], Context]] = []
         self.hooks = WorkerHooks(hooks or Hooks())
         self._left_behind: list[asyncio.Task[None]] = []
         self.completed = 0
@@ -244,7 +245,8 @@ class Worker:
             active.on_completed = self._heartbeat.rest
         if not self._starting:
             executor.loop.call_soon(self._start, executor)
-        self._starting.append((active, self._work(active, executor)))
+        # Its task has the context of this call, however many are started together.
+        self._starting.append((active, self._work(active, executor), copy_context()))
         if self._stopping.is_set():
             active.stop(DRAIN)
 
@@ -252,8 +254,8 @@ class Worker:
         """Starts what was claimed together, one turn of the loop after the claim: the claim for the
         slots that are still free goes first, and the database works while handlers do."""
         starting, self._starting = self._starting, []
-        for active, work in starting:
-            active.job = job = executor.loop.create_task(work)
+        for active, work, context in starting:
+            active.job = job = executor.loop.create_task(work, context=context)
             job.add_done_callback(partial(self._done, active, executor))
 
     def _work(self, active: ActiveRun, executor: Executor) -> Coroutine[None, None, None]:
@@ -274,7 +276,7 @@ class Worker:
         if not active.entered and job.cancelled() and active.key in self.active:
             # By the end of the program, which cancels everything in the loop.
             active.stop(DRAIN)
-            self._starting.append((active, executor.run(active)))
+            self._starting.append((active, executor.run(active), copy_context()))
             self._start(executor)
             return
         self.active.pop(active.key, None)
