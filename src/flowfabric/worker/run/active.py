@@ -17,7 +17,7 @@ from flowfabric.worker.run.steps import Work
 def _nothing() -> None: ...
 
 
-def _unknown(key: Key) -> None: ...
+def _ignore(key: Key) -> None: ...
 
 
 def fields_of(claim: Claim) -> dict[str, object]:
@@ -66,8 +66,7 @@ class ActiveRun:
         self.lease = lease or WorkerLease(claim)
         self.key = self.lease.key
         self.scope: CallScope | None = None
-        cleanup = claim.snapshot.head.life.cleanup
-        self.notice = None if cleanup is None else CancelNotice.of(claim.snapshot)
+        self.notice = CancelNotice.of(claim.snapshot)
         self.told = self.notice is not None
         """Whether the handler knows that its run is being cancelled."""
         self.undos: list[Work] = []
@@ -89,7 +88,7 @@ class ActiveRun:
         self.completed = False
         """Whether the handler ended the run in a transaction. Only the store knows whether that
         was committed."""
-        self.on_completed: Callable[[Key], None] = _unknown
+        self.on_completed: Callable[[Key], None] = _ignore
         self.on_step: Callable[[], None] = _nothing
 
     @property

@@ -12,7 +12,6 @@ from typing import Any
 from msgspec import Raw
 
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Start
 from flowfabric.worker.api.context import Context, run_info
 from flowfabric.worker.api.hooks import Invocation
 from flowfabric.worker.api.sync import SyncContext
@@ -23,7 +22,7 @@ from flowfabric.worker.run.active import ActiveRun
 from flowfabric.worker.run.callers import current_caller
 from flowfabric.worker.run.hooks import WorkerHooks
 from flowfabric.worker.run.processes import Processes
-from flowfabric.worker.run.scope import CallScope
+from flowfabric.worker.run.scope import CallScope, may_have_steps
 from flowfabric.worker.run.steps import current_context
 from flowfabric.worker.run.threads import Threads
 
@@ -100,17 +99,12 @@ class HandlerCalls:
     def needs_scope(self, active: ActiveRun, handler: Task[Any, Any]) -> bool:
         """Whether the handler is called in a scope. One that takes no context and begins its first
         attempt gets one when it first asks: most handlers of short tasks never do."""
-        claim = active.claim
-        snapshot = claim.snapshot
-        policy = snapshot.execution.policy
         return (
             handler.mode is not Mode.ASYNC
-            or handler.takes_context
             or active.again
             or active.told
-            or claim.lease.start is not Start.INITIAL
-            or snapshot.head.life.seeded
-            or (policy is not None and policy.cleanup_policy is not None)
+            or _is_driven(active, handler)
+            or may_have_steps(active.claim)
             or self._hooks.has_middleware
         )
 
@@ -165,7 +159,7 @@ class HandlerCalls:
         make_context = partial(Context if handler.mode is Mode.ASYNC else _sync_context, scope)
         before = (make_context(),) if handler.takes_context else ()
         plain = handler.mode is Mode.THREAD
-        driven = handler.takes_context or active.claim.policy.cleanup_policy is not None
+        driven = _is_driven(active, handler)
         cancel = scope.cancel if plain or driven else None
 
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -192,6 +186,12 @@ class HandlerCalls:
             payload = handler.signature.encode(args, kwargs)
         body = await self.processes.call(handler, payload)
         return decode_result(handler, body) if self._hooks.has_middleware else Raw(body)
+
+
+def _is_driven(active: ActiveRun, handler: Task[Any, Any]) -> bool:
+    """Whether the handler may be interrupted by a cancel, to clean up."""
+    policy = active.claim.snapshot.execution.policy
+    return handler.takes_context or (policy is not None and policy.cleanup_policy is not None)
 
 
 def decode_result(handler: Task[Any, Any], body: bytes) -> Any:

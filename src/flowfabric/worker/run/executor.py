@@ -50,7 +50,7 @@ from flowfabric.worker.run.processes import ProcessDied, Processes
 from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.threads import Threads
 from flowfabric.worker.run.undo import undo_all
-from flowfabric.worker.run.until_available import AWAY, FIRST_PAUSE, until_available
+from flowfabric.worker.run.until_available import until_available
 
 log = logging.getLogger("flowfabric.worker")
 
@@ -369,23 +369,12 @@ class Executor:
 
     async def _deliver(self, active: ActiveRun, report: Report) -> object:
         """Repeats the report until the store answers; the heartbeat keeps the lease meanwhile."""
-        try:
-            try:
-                return await report(self._engine)
-            except NoSigningKey:
-                raise
-            except AWAY:
-                if self._pointless(active):
-                    raise
-                await asyncio.sleep(FIRST_PAUSE)
-                return await self._until_delivered(active, report)
-        except (Invalid, NoSigningKey) as error:  # such as a result that is too large
-            reason = f"how it ended cannot be stored: {error.detail}"
-            return await self._until_delivered(active, failing(active.claim, reason))
-
-    async def _until_delivered(self, active: ActiveRun, report: Report) -> object:
         pointless = partial(self._pointless, active)
-        return await until_available(partial(report, self._engine), pointless)
+        try:
+            return await until_available(partial(report, self._engine), pointless)
+        except (Invalid, NoSigningKey) as error:  # such as a result that is too large
+            report = failing(active.claim, f"how it ended cannot be stored: {error.detail}")
+            return await until_available(partial(report, self._engine), pointless)
 
     def _pointless(self, active: ActiveRun) -> bool:
         return active.stopped == LOST or self._cancelled()

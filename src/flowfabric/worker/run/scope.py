@@ -11,6 +11,7 @@ from flowfabric.core.execution.cleaning import CLEANUP_TIME
 from flowfabric.core.execution.model import Start
 from flowfabric.core.wait.model import Signal
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.execution.claims import Claim
 from flowfabric.worker.errors import LOST, OVER, StepsChanged, Unwind
 from flowfabric.worker.run.branches import Branches, Halt, StepPlace
 from flowfabric.worker.run.cancelling import CancelNotice, CancelPoint
@@ -31,6 +32,11 @@ SignalsBySuspension = dict[UUID, list[Signal]]
 
 
 def _nothing() -> None: ...
+
+
+def may_have_steps(claim: Claim) -> bool:
+    """Whether steps may be recorded before the first call under this claim."""
+    return claim.snapshot.head.life.seeded or claim.lease.start is not Start.INITIAL
 
 
 class CallScope:
@@ -192,9 +198,7 @@ class CallScope:
     def is_continued(self) -> bool:
         """Whether steps may be recorded: the handler was called before, or the run was given
         steps."""
-        claim = self.claim
-        seeded = claim.snapshot.life.seeded
-        return self._again or seeded or claim.lease.start is not Start.INITIAL
+        return self._again or may_have_steps(self.claim)
 
     async def release(self) -> bool:
         """Suspends the run; True when what it waits for is there and the handler is called again

@@ -11,9 +11,6 @@ T = TypeVar("T")
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
 
-AWAY = (Unavailable, Overloaded, RetryExhausted)
-"""The errors of a store that may answer the next call."""
-
 
 async def until_available(call: Callable[[], Awaitable[T]], give_up: Callable[[], bool]) -> T:
     """The answer of `call`, which is repeated while the store is unavailable. Raises its error once
@@ -24,7 +21,7 @@ async def until_available(call: Callable[[], Awaitable[T]], give_up: Callable[[]
             return await call()
         except NoSigningKey:
             raise  # waiting does not help: an operator must act
-        except AWAY:
+        except (Unavailable, Overloaded, RetryExhausted):
             if give_up():
                 raise
         await asyncio.sleep(pause)
