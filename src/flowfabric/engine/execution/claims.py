@@ -3,18 +3,16 @@
 import asyncio
 import hmac
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import chain
 from typing import Any
 from uuid import UUID
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import FlowFabricError, Invalid, Unavailable
-from flowfabric.core.base.ids import ExecutionId, derive_uuid, parse_uuid
+from flowfabric.core.base.errors import FlowFabricError, Invalid
+from flowfabric.core.base.ids import ExecutionId, parse_uuid
 from flowfabric.core.base.numbers import (
     Seconds,
     check_flag,
@@ -38,8 +36,6 @@ from flowfabric.core.base.text import (
 from flowfabric.core.base.time import Millis, Span, check_moment, check_span
 from flowfabric.core.execution import lease as rules
 from flowfabric.core.execution import probation
-from flowfabric.core.execution.attempt import hand_back_unheard
-from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.handle import HandleKind
 from flowfabric.core.execution.lease import (
     AlreadySatisfied,
@@ -52,7 +48,6 @@ from flowfabric.core.execution.lease import (
 from flowfabric.core.execution.model import (
     Active,
     Fence,
-    Flags,
     Lease,
     Probation,
     Snapshot,
@@ -61,39 +56,26 @@ from flowfabric.core.execution.model import (
 )
 from flowfabric.core.execution.policy import Policy
 from flowfabric.core.execution.routing import check_capabilities
-from flowfabric.core.execution.takeover import give_up
-from flowfabric.engine.collector import rare_collections
-from flowfabric.engine.commit.background import Background
-from flowfabric.engine.commit.batch import MAX_BYTES, Batcher
-from flowfabric.engine.commit.decide import Decision
+from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.observer import looking, watching
 from flowfabric.engine.context import EngineContext, Service
+from flowfabric.engine.execution.claim_calls import MAX_CLAIM, ClaimCalls
 from flowfabric.engine.limit.budget_gate import BudgetGate
-from flowfabric.engine.limit.lanes import Lanes, share_out
+from flowfabric.engine.limit.lanes import Lanes
 from flowfabric.store.contract import Store
 from flowfabric.store.hints import Topic
 from flowfabric.store.queries import ClaimCall, ExpiredLease, Renewal, Suspects, Taken
 
 log = logging.getLogger("flowfabric.claims")
 
-MAX_CLAIM = 500
 POLL_FLOOR = 1.0
 MAX_EXPIRED_PAGE = 10_000
 MAX_HELD = 10_000
-MAX_REFUSED = 100
-"""How often one claim tries again when budgets refuse everything it took."""
-
-MAX_FOLDS = 64
-"""So many kinds of claims are remembered; those that are not under way make room for others."""
-
-_FoldKey = tuple[frozenset[str], tuple[str, ...], str | None, frozenset[str] | None, Suspects]
-"""What calls have in common that share a statement."""
 
 _NO_ID = UUID(int=0)
 _FIXED = (tuple, frozenset, type(None))
 """What a call is remembered by cannot change afterwards."""
 
-_SPENT = int(Flags.SPENT)
 _KINDS = {Start.CONTINUE: HandleKind.RESUMED, Start.RECLAIM: HandleKind.RECLAIMED}
 
 
@@ -150,7 +132,7 @@ class Claim(Struct, frozen=True, gc=False):
 
     @property
     def fence(self) -> Fence:
-        return Fence(self.lease.id, self.epoch, self.attempt_id)
+        return rules.fence_of(self.snapshot, self.lease)
 
     @property
     def owner(self) -> Owner:
@@ -181,15 +163,10 @@ class Claims(Service):
     def __init__(self, context: EngineContext, lanes: Lanes, budget_gate: BudgetGate) -> None:
         super().__init__(context)
         self._lanes = lanes
-        self._budget_gate = budget_gate
+        self._calls = ClaimCalls(context, budget_gate)
         self._renewals: Batcher[Renewal, Millis | None] = Batcher(
             "renew", partial(_flush_renewals, context.store), keys=lambda renewal: (renewal.uuid,)
         )
-        self._folds: dict[_FoldKey, Batcher[ClaimCall, list[Taken]]] = {}
-        self._rescues = Background("handing back a claim", log)
-        self._unanswered: dict[UUID, tuple[ClaimCall, Millis]] = {}
-        self._turns: dict[tuple[str, ...], dict[str, float]] = {}
-        self._working: ExitStack | None = None
 
     async def claim(  # noqa: PLR0913 - the options are the interface
         self,
@@ -216,27 +193,24 @@ class Claims(Service):
         A caller that may lose the reply gives a `key`: the same worker and instance that repeat
         the call with it, at any process, get what it took and still holds, and no more than
         `limit` in all. With an `id` that the caller has made, `taken` tells what the call took."""
-        names = check_lanes(lanes)
+        names, weights = check_lanes(lanes), _weights(lanes)
         call = self._call(worker, names, capabilities, kinds, limit, ttl, namespace, suspects)
         if id is not None:
             call = replace(call, id=parse_uuid(id, "claim"))
         if key is not None:
             keyed = _keyed_id(self._context.secret, call, key)
             call = replace(call, id=keyed, repeated=True)
-        await self.recover()
-        weights = _weights(lanes) or await self._lanes.weights(call.lanes)
-        if call.repeated:
-            # What was taken for a first try that was cancelled is being handed back.
-            await self._rescues.drain()
-            taken = await _taken_before(self._context.store, call, weights, self._now())
-            if taken := await _hold(self._context, taken, call.ttl):
-                return _claims(taken, call.ttl)
+        await self._calls.recover()
+        if not weights and len(call.lanes) != 1:
+            weights = await self._lanes.weights(call.lanes)
+        if call.repeated and (taken := await self._calls.taken_before(call, weights)):
+            return _claims(taken, call.ttl)
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + check_seconds(max_wait, "max_wait")
         while True:
             seen = self._context.store.hints.count
             with looking(*call.lanes):
-                taken = await self._take(call, weights)
+                taken = await self._calls.take(call, weights)
             if taken and (observer := watching()) is not None:
                 observer.claimed([item.snapshot for item in taken])
             remaining = give_up_at - loop.time()
@@ -250,17 +224,7 @@ class Claims(Service):
     async def recover(self) -> None:
         """Returns what was taken by claims whose replies were lost, so that it can be claimed at
         once and not only after its lease has expired. Every claim does this first."""
-        if not self._unanswered:
-            return
-        now, asked = self._now(), list(self._unanswered)
-        calls = [call for call, ends_at in self._unanswered.values() if now < ends_at]
-        repeats = [replace(call, limit=0, repeated=True) for call in calls]
-        taken = await _taken(self._context.store, repeats, now) if repeats else []
-        for answer in await self.hand_back(_claims(chain.from_iterable(taken))):
-            if isinstance(answer, Unavailable):
-                raise answer
-        for id in asked:
-            self._unanswered.pop(id, None)
+        await self._calls.recover()
 
     async def taken(
         self, worker: WorkerIdentity, id: UUID, *, limit: int = 1, ttl: Span = rules.DEFAULT_TTL
@@ -268,20 +232,15 @@ class Claims(Service):
         """What a claim with this id has taken and its worker still holds; for a caller that lost
         the answer. `limit` and `ttl` are those of the claim."""
         call = self._call(worker, (), (), None, limit, ttl, None, Suspects.ANY)
-        named = parse_uuid(id, "claim")
-        ids = [named, *(_part_id(named, part) for part in range(call.limit + 1))]
-        calls = [replace(call, id=each, limit=0, repeated=True) for each in ids]
-        found = chain.from_iterable(await _taken(self._context.store, calls, self._now()))
-        return _claims(await _hold(self._context, list(found), call.ttl), call.ttl)
+        named = replace(call, id=parse_uuid(id, "claim"))
+        return _claims(await self._calls.taken_by(named), call.ttl)
 
     async def hand_back(self, claims: Sequence[Claim]) -> list[object]:
         """Gives up claims whose answer has reached no worker: the same attempts go on elsewhere,
         and no retry is used. What a repeat of the call got meanwhile, from any process, is left
         alone; what cannot be given up now is taken over when its lease has expired."""
         given = [check_kind_of(each, Claim, "claim") for each in check_items(claims, "claims")]
-        return await self._context.decisions.decide_all(
-            [Decision(each.uuid, partial(hand_back_unheard, owner=each.owner)) for each in given]
-        )
+        return await self._calls.hand_back([each.snapshot for each in given])
 
     async def extend(self, renewals: Sequence[Renewal]) -> dict[UUID, Millis]:
         """Extends many leases, given by their fences, and returns until when: the heartbeat of a
@@ -388,12 +347,7 @@ class Claims(Service):
 
     async def drain(self) -> None:
         await self._renewals.drain()
-        for fold in list(self._folds.values()):
-            await fold.drain()
-        await self._rescues.drain()
-        if self._working is not None:
-            self._working.close()
-            self._working = None
+        await self._calls.drain()
 
     def _call(
         self,
@@ -411,110 +365,6 @@ class Claims(Service):
         except TypeError:  # an argument of a wrong type has no hash
             call = _checked_call(*asked)
         return replace(call, id=self._fresh())
-
-    async def _take(self, call: ClaimCall, weights: dict[str, int]) -> list[Taken]:
-        if not weights:
-            return await self._claim(call)
-        taken: list[Taken] = []
-        for number, (lanes, share) in enumerate(_shares(self._turns, weights, call)):
-            room = call.limit - len(taken)
-            if room <= 0:
-                break
-            derived = partial(_part_id, call.id, number)
-            part = _part(call, lanes, min(share, room), derived)
-            try:
-                taken += await self._claim(part)
-            except FlowFabricError:
-                if not taken:
-                    raise
-                break  # claimed executions must reach their owner
-            except asyncio.CancelledError:
-                self._rescues.start(partial(self.hand_back, _claims(taken)))
-                raise
-        return taken
-
-    async def _claim(self, call: ClaimCall) -> list[Taken]:
-        """What the call takes and the budgets admit."""
-        await self._budget_gate.let_in_due()
-        taken = await self._kept(self._ask(call))
-        if not taken or not (any(map(_spent, taken)) or self._budget_gate.known.concern(taken)):
-            return taken
-        return await self._kept(asyncio.ensure_future(self._checked(call, taken)))
-
-    async def _kept(self, work: "asyncio.Future[list[Taken]]") -> list[Taken]:
-        """What the work takes, without losing executions: if the caller is cancelled in the
-        meantime, they are handed back."""
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            self._rescues.start(partial(self._hand_back_late, work))
-            raise
-
-    async def _checked(self, call: ClaimCall, taken: list[Taken]) -> list[Taken]:
-        """What the budgets admit. If they refuse everything, it claims again: there may be others
-        behind, which must not wait for the next poll."""
-        for tries in range(MAX_REFUSED):
-            if tries:
-                taken = await self._ask(_part(call, call.lanes, call.limit, self._fresh))
-            kept = await self._give_up_spent(taken)
-            admitted = await self._budget_gate.check(kept) if kept else []
-            if admitted or not taken:
-                return admitted
-        self._context.store.hints.send(Topic.WORK)  # workers that wait for work ask again at once
-        return []
-
-    def _ask(self, call: ClaimCall) -> "asyncio.Future[list[Taken]]":
-        """What the call takes. Calls that want the same and come while one is under way share the
-        next statement; executions go to them in the order in which they asked."""
-        key = (call.capabilities, call.lanes, call.namespace, call.kinds, call.suspects)
-        fold = self._folds.get(key)
-        if fold is None:
-            if len(self._folds) >= MAX_FOLDS:
-                self._folds = {each: fold for each, fold in self._folds.items() if not fold.idle}
-            fold = self._folds[key] = Batcher(
-                "claim", self._flush_claims, keys=_call_ids, weight=_weight
-            )
-        return fold.put(call)
-
-    async def _flush_claims(self, calls: list[ClaimCall]) -> list[list[Taken]]:
-        if self._working is None:  # until the engine is closed
-            self._working = ExitStack()
-            self._working.enter_context(rare_collections())
-        now = self._now()
-        try:
-            return await _taken(self._context.store, calls, now)
-        except Unavailable:  # it may have been done
-            # A call with a key is repeated by its caller, which gets what was taken.
-            ends_at = {call.id: (call, Millis(now + call.ttl)) for call in calls}
-            self._unanswered |= {id: each for id, each in ends_at.items() if not each[0].repeated}
-            raise
-
-    async def _give_up_spent(self, taken: list[Taken]) -> list[Taken]:
-        """Ends executions that were taken over too often. If that fails, the lease expires and the
-        next claim tries again."""
-        spent = [item for item in taken if _spent(item)]
-        if not spent:
-            return taken
-        decisions = [
-            Decision(item.snapshot.execution.uuid, partial(_given_up, state.lease), item.snapshot)
-            for item in spent
-            if isinstance(state := item.snapshot.state, Active)
-        ]
-        answers = await self._context.decisions.decide_all(decisions)
-        for item, answer in zip(spent, answers, strict=False):
-            if isinstance(answer, Exception):
-                log.warning(
-                    "%s lost its worker too often and could not be ended: %s; the next claim tries"
-                    " again",
-                    item.snapshot.run,
-                    answer,
-                    extra={"run": str(item.snapshot.execution.uuid)},
-                )
-        return [item for item in taken if not _spent(item)]
-
-    async def _hand_back_late(self, work: "asyncio.Future[list[Taken]]") -> None:
-        with suppress(FlowFabricError):
-            await self.hand_back(_claims(await work))
 
 
 def _checked_call(
@@ -554,17 +404,6 @@ async def _flush_renewals(store: Store, renewals: list[Renewal]) -> list[Millis 
     return [extended.get(renewal.uuid) for renewal in renewals]
 
 
-async def _taken(store: Store, calls: list[ClaimCall], now: Millis) -> list[list[Taken]]:
-    if len(calls) == 1:
-        return [await store.claim(calls[0], now)]
-    return await store.claim_all(calls, now)
-
-
-def _call_ids(call: ClaimCall) -> tuple[UUID]:
-    """One call and its repeat do not share a statement."""
-    return (call.id,)
-
-
 def _check_renewal(renewal: object) -> Renewal:
     checked = check_kind_of(renewal, Renewal, "renewal")
     return Renewal(
@@ -575,38 +414,8 @@ def _check_renewal(renewal: object) -> Renewal:
     )
 
 
-def _weight(call: ClaimCall) -> int:
-    """So that one statement takes no more than MAX_CLAIM."""
-    return call.limit * (MAX_BYTES // MAX_CLAIM)
-
-
-def _claims(taken: Iterable[Taken], ttl: Millis = rules.DEFAULT_TTL) -> list[Claim]:
+def _claims(taken: Iterable[Taken], ttl: Millis) -> list[Claim]:
     return [Claim(item.snapshot, item.payload, ttl) for item in taken]
-
-
-async def _hold(context: EngineContext, taken: list[Taken], ttl: Millis) -> list[Taken]:
-    """Of what an earlier try took, what its worker still holds. It is renewed, so that no process
-    hands it back any more for that try (`Claims.hand_back`)."""
-    decisions = [
-        Decision(claim.uuid, partial(rules.hold, owner=claim.owner, ttl=ttl), claim.snapshot)
-        for claim in _claims(taken)
-    ]
-    held = []
-    answers = await context.decisions.decide_all(decisions)
-    for item, answer in zip(taken, answers, strict=True):
-        if isinstance(answer, Unavailable):
-            raise answer  # the caller asks again
-        if isinstance(answer, Snapshot):
-            held.append(replace(item, snapshot=answer))
-    return held
-
-
-def _spent(item: Taken) -> bool:
-    return int(item.snapshot.head.flags) & _SPENT != 0
-
-
-def _given_up(lease: Lease, held: Snapshot | None, now: Millis) -> Change[bool]:
-    return give_up(held, now, lease)
 
 
 def check_ttl(ttl: object) -> Millis:
@@ -624,7 +433,7 @@ def check_known(worker: object) -> WorkerIdentity:
 
 def check_lanes(lanes: object) -> tuple[object, ...]:
     """The lanes of a worker, which may have weights."""
-    if not isinstance(lanes, Mapping):
+    if type(lanes) is list or not isinstance(lanes, Mapping):
         return check_names(lanes, "lanes")
     for weight in lanes.values():
         check_whole(weight, "the weight of a lane", 1)
@@ -638,30 +447,9 @@ def _expired_cursor(after: object) -> tuple[Millis, UUID]:
 
 
 def _weights(lanes: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
-    if not isinstance(lanes, Mapping):
+    if len(lanes) < 2 or not isinstance(lanes, Mapping):
         return {}
-    return dict(lanes) if len(lanes) > 1 else {}
-
-
-def _shares(
-    turns: dict[tuple[str, ...], dict[str, float]], weights: dict[str, int], call: ClaimCall
-) -> list[tuple[tuple[str, ...], int]]:
-    """Each lane's share of this claim, then the rest from all lanes together."""
-    lanes = tuple(weights)
-    shares = share_out(weights, call.limit, turns.setdefault(lanes, dict.fromkeys(lanes, 0.0)))
-    return [((lane,), share) for lane, share in shares if share] + [(call.lanes, call.limit)]
-
-
-def _part(
-    call: ClaimCall, lanes: tuple[str, ...], limit: int, fresh: Callable[[], UUID]
-) -> ClaimCall:
-    """The part of a call that takes from these lanes. A call with a key has an id for each of its
-    parts, always the same, so that a repeat finds what all of them took."""
-    if not call.repeated:
-        id = fresh()
-    else:
-        id = call.id if lanes == call.lanes else derive_uuid(call.id, "\n".join(lanes))
-    return replace(call, id=id, lanes=lanes, limit=limit)
+    return dict(lanes)
 
 
 def _keyed_id(secret: bytes, call: ClaimCall, key: object) -> UUID:
@@ -671,22 +459,6 @@ def _keyed_id(secret: bytes, call: ClaimCall, key: object) -> UUID:
     parts = (call.worker.id, call.worker.instance, call.namespace or "", text)
     said = b"claim" + b"".join(len(part).to_bytes(4) + part for part in map(str.encode, parts))
     return UUID(bytes=hmac.digest(secret, said, "sha256")[:16], version=5)
-
-
-async def _taken_before(
-    store: Store, call: ClaimCall, weights: dict[str, int], now: Millis
-) -> list[Taken]:
-    """What an earlier call with the same key has taken and still holds."""
-    whole = [*((lane,) for lane in weights), call.lanes]
-    parts = [_part(call, lanes, 0, lambda: call.id) for lanes in whole]
-    taken = await _taken(store, parts, now)
-    return [item for item in chain(*taken) if not _spent(item)]
-
-
-def _part_id(claim: UUID, number: int) -> UUID:
-    """The lease id of what one part of a claim takes. It is derived, so that a caller that lost the
-    answer finds what each part has taken."""
-    return derive_uuid(claim, str(number))
 
 
 def hinted_by(store: Store) -> Topic:

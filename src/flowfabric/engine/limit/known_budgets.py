@@ -1,17 +1,14 @@
 """Which budgets apply to an execution, and their current state."""
 
 import asyncio
-from collections.abc import Iterable
 
-from flowfabric.core.execution.model import Execution, Flags
+from flowfabric.core.execution.model import Execution
 from flowfabric.core.limit.budget import Budget, Scope, chain, current
 from flowfabric.engine.context import EngineContext, Service
-from flowfabric.store.queries import LedgerNeeds, Taken
+from flowfabric.store.queries import LedgerNeeds
 
 REFRESH = 1.0
 """Seconds until a budget of a namespace, flow or run made by another process is seen."""
-
-_BUDGETS = int(Flags.BUDGETS)
 
 
 class KnownBudgets(Service):
@@ -55,12 +52,12 @@ class KnownBudgets(Service):
             for budget in chain(known, [each for each in names if each in known])
         )
 
-    def concern(self, taken: Iterable[Taken]) -> bool:
-        """Whether a budget may apply to one of these executions, or is not known yet."""
+    @property
+    def unnamed(self) -> bool:
+        """Whether a budget may apply to executions that do not name it, or is not known yet."""
         now, at = asyncio.get_running_loop().time(), self._refreshed_at
-        if at is None or now - at >= REFRESH or self._refreshing.locked() or self.attached:
-            return True
-        return any(int(item.snapshot.head.flags) & _BUDGETS for item in taken)
+        stale = at is None or now - at >= REFRESH
+        return stale or bool(self.attached) or self._refreshing.locked()
 
     async def refresh(self) -> None:
         """Callers wait for the refresh: an unknown budget would admit everything."""

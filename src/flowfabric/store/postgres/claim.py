@@ -16,7 +16,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Active
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.low_water import Look
-from flowfabric.store.postgres.session import PostgresSession
+from flowfabric.store.postgres.session import PostgresSession, once
 from flowfabric.store.queries import ClaimCall, Suspects, Taken
 from flowfabric.store.readable import SET_ASIDE
 from flowfabric.store.rows.execution import SNAPSHOT
@@ -64,9 +64,9 @@ async def claim_all(
     taken.sort(key=_order)
     if len(calls) == 1:
         return [taken]
-    found: dict[UUID, list[Taken]] = {call.id: [] for call in calls}
+    found: dict[int, list[Taken]] = {call.id.int: [] for call in calls}
     for item in taken:
-        found[_lease_id(item)].append(item)
+        found[_lease_id(item).int].append(item)
     return list(found.values())
 
 
@@ -132,7 +132,7 @@ def _with_room(calls: Sequence[ClaimCall], taken: Sequence[Taken]) -> list[Claim
 
 
 def _room(calls: Sequence[ClaimCall]) -> int:
-    return sum(call.limit for call in calls)
+    return sum([call.limit for call in calls])
 
 
 class _Reply(NamedTuple):
@@ -153,7 +153,8 @@ async def _take(
     now: Millis,
     known: int,
 ) -> _Reply:
-    room, call = _room(calls), calls[0]
+    call, limits, ttls = calls[0], [each.limit for each in calls], [each.ttl for each in calls]
+    room = sum(limits)
     workers = list({each.worker.id: None for each in calls})
     candidates = room + room // 2 + 16
     numbers = session.book.names.worker_numbers
@@ -166,9 +167,9 @@ async def _take(
         room,
         [each.id for each in calls],
         [numbers[each.worker] for each in calls],
-        [each.ttl for each in calls],
+        once(ttls),
         known,
-        list(accumulate((each.limit for each in calls[:-1]), initial=0)),
+        [] if room == len(calls) else list(accumulate(limits[:-1], initial=0)),
     )
     rows: list[Any] = []
     missed = False

@@ -1,6 +1,7 @@
 -- Taking work, for one call or for several that differ only in worker, claim, limit and ttl. Of the
 -- calls, $3 has the worker ids, each once, and $5 the sum of the limits; $6, $7, $8 and $10 have one
 -- element per call: claim, number of the worker, ttl, and how many rows the calls before it ask for.
+-- A ttl that all calls share is given once, and $10 is empty if every call asks for one row.
 -- What is taken goes to the calls in their order. A row that is held for one of several workers is
 -- not for the others: then nothing is taken, the column `held` says so, and each call asks alone.
 --
@@ -55,12 +56,17 @@ limit $4
 given_out as materialized (
     select
         n.*, ($6::uuid[])[n.call] as claim, ($7::integer[])[n.call] as worker,
-        $2::bigint + ($8::bigint[])[n.call] as expires_at
+        $2::bigint + coalesce(($8::bigint[])[n.call], ($8::bigint[])[1]) as expires_at
     from (
         select
-            t.*,
-            width_bucket(row_number() over (order by t.rank, t.id) - 1, $10::bigint[]) as call
-        from taken t
+            p.*,
+            case
+                when cardinality($10::bigint[]) = 0 then p.place::integer
+                else width_bucket(p.place - 1, $10::bigint[])
+            end as call
+        from (
+            select t.*, row_number() over (order by t.rank, t.id) as place from taken t
+        ) p
     ) n
 ),
 leased as (

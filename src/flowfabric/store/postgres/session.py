@@ -149,11 +149,12 @@ def columns(rows: Iterable[Sequence[Any]], width: int, shared: Sequence[int] = (
     """
     found: list[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * width
     for number in shared:
-        found[number] = _once(found[number])
+        found[number] = once(found[number])
     return [() if _is_void(column) else column for column in found]
 
 
-def _once(column: Sequence[Any]) -> Sequence[Any]:
+def once(column: Sequence[Any]) -> Sequence[Any]:
+    """The column, or its first value alone if all are the same."""
     if len(column) < 2 or column[0] is None or column.count(column[0]) < len(column):
         return column
     return column[:1]

@@ -50,16 +50,19 @@ def claim(session: SqliteSession, call: ClaimCall, now: Millis) -> list[Taken]:
 def claim_all(session: SqliteSession, calls: Sequence[ClaimCall], now: Millis) -> list[list[Taken]]:
     session.learn_routes()
     session.registry.suspects_seen = session.row("any_suspect") is not None
-    found = {call.id: _taken_before(session, call, now) if call.repeated else [] for call in calls}
+    # By the number of the id: a UUID takes its hash in Python.
+    found = {
+        call.id.int: _taken_before(session, call, now) if call.repeated else [] for call in calls
+    }
     # One element for each execution that may be taken: the call that gets it.
-    slots = [call for call in calls for _ in range(call.limit - len(found[call.id]))]
+    slots = [call for call in calls for _ in range(call.limit - len(found[call.id.int]))]
     fresh = _fresh(session, slots, now)
     if fresh is None:  # held for one of several workers: it and no other may take it
-        alone = {call.id: [slot for slot in slots if slot is call] for call in calls}
-        parts = (_fresh(session, slots, now) or {} for slots in alone.values())
+        alone = [[slot for slot in slots if slot is call] for call in calls]
+        parts = (_fresh(session, slots, now) or {} for slots in alone)
         fresh = {id: taken for part in parts for id, taken in part.items()}
     for call, taken in fresh.values():
-        found[call.id].append(taken)
+        found[call.id.int].append(taken)
     return list(found.values())
 
 
@@ -260,11 +263,7 @@ def _merged(cursors: Sequence[Iterator[Row]]) -> Iterator[Row]:
 
 
 def _move(session: SqliteSession, now: Millis, found: _Found) -> None:
-    taken: dict[UUID, list[bytes]] = {}
-    calls: dict[UUID, ClaimCall] = {}
-    for id, (call, _) in found.items():
-        calls[call.id] = call
-        taken.setdefault(call.id, []).append(id)
+    calls = {call.id.int: call for call, _ in found.values()}
     session.intern_workers([call.worker for call in calls.values()])
     numbers, ids = session.names.worker_numbers, list(found)
     if len(calls) > 1 and len(ids) < _FEW * len(calls):
@@ -274,9 +273,12 @@ def _move(session: SqliteSession, now: Millis, found: _Found) -> None:
         ]
         session.insert("shared_leases", leases)
     else:
-        for call in calls.values():
+        taken: dict[int, list[bytes]] = {id: [] for id in calls}
+        for id, (call, _) in found.items():
+            taken[call.id.int].append(id)
+        for number, call in calls.items():
             values = (call.id.bytes, numbers[call.worker], now, now + call.ttl, now)
-            session.among("taken_leases", taken[call.id], *values)
+            session.among("taken_leases", taken[number], *values)
     session.among("taken_events", ids)
     session.among("gone_ready", ids)
 

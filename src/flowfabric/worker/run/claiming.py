@@ -12,7 +12,8 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.execution.claims import MAX_CLAIM, Claim
+from flowfabric.engine.execution.claim_calls import MAX_CLAIM
+from flowfabric.engine.execution.claims import Claim
 from flowfabric.store.queries import Suspects
 from flowfabric.worker.run.options import WorkerSettings
 from flowfabric.worker.run.probation import ProbationWard
