@@ -85,7 +85,10 @@ def test_waiting_for_a_run_that_fails_exits_with_1_and_says_why(cli: Cli, worker
     assert result.stdout == ""
     assert result.stderr.splitlines()[-1].endswith("failed: RuntimeError: no  [31mway")
     assert answer["outcome"] == "failed"
-    assert answer["failure"] == {"message": "RuntimeError: no \x1b[31mway", "category": "transient"}
+    assert answer["failure"] == {
+        "message": "RuntimeError: no \x1b[31mway",
+        "category": "handler_error",
+    }
     assert answer["duplicate"] is False
 
 

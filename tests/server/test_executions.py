@@ -639,7 +639,6 @@ async def test_reclaim_says_when_the_cap_is_reached(http: httpx.AsyncClient, lab
         {"worker_instance_id": "x" * 257},
         {"worker_instance_id": "a\nb"},
         {"lane_id": ""},
-        {"worker_capabilities": ["a,b"]},
     ],
 )
 async def test_a_wrong_reclaim_is_400(http: httpx.AsyncClient, change: dict[str, Any]) -> None:

@@ -91,6 +91,10 @@ def test_the_table(
     assert (None if status in (400, 404) else body.retryable) is retryable
     assert body.error
     assert body.code
+    if status in (409, 429, 503) and not isinstance(error, errors.NotActive | errors.AlreadyEnded):
+        # Execution 5.1: who calls the engine is told the same. Of an execution that is not active
+        # only clients of the original are told to try again (5.3 and 5.4).
+        assert error.retryable is retryable
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ async def test_an_exception_is_retried_as_the_task_says(bench: Bench) -> None:
         await bench.pass_time(70)
     assert tries == [1, 2, 3]
     error = await failure(bench, run)
-    assert (error.message, error.category) == ("ValueError: no luck", "transient")
+    assert (error.message, error.category) == ("ValueError: no luck", "handler_error")
 
 
 @pytest.mark.parametrize("where", ["async", "thread", "process"])
@@ -122,13 +122,13 @@ async def test_retry_comes_when_it_was_asked_for(bench: Bench, where: str) -> No
 async def test_every_exception_is_reported_and_harms_no_other_run(
     bench: Bench, where: str, what: str
 ) -> None:
-    """E-T154"""
+    """E-T154, server-sdk.md 7.15"""
     run = await raising(bench, where, what)
     (attempt,) = await run.attempts()
     assert attempt.failure is not None
     words = {"plain": "ValueError: boom", "picky": "Picky: 7: odd", "exit": "SystemExit"}
     assert words[what] in attempt.failure.message
-    assert attempt.failure.category == "transient"
+    assert attempt.failure.category == ("handler_panic" if what == "exit" else "handler_error")
     assert b"handlers.py" in (attempt.failure.detail or b"")
 
 
@@ -250,7 +250,7 @@ async def test_a_poison_payload_fails_that_one_run(bench: Bench) -> None:
     for poison in poisons:
         error = await failure(bench, await bench.fabric.run(poison.id))
         assert "the arguments do not fit" in error.message
-        assert (error.category, len(await good.attempts())) == ("permanent", 1)
+        assert (error.category, len(await good.attempts())) == ("extractor_payload_decode", 1)
 
 
 async def test_a_task_this_worker_does_not_have_is_left_alone(bench: Bench) -> None:

@@ -107,7 +107,7 @@ async def test_a_run_that_ended_otherwise_raises_how(bench: Bench) -> None:
     await bench.work()
     with pytest.raises(RunFailed, match="KeyError: 'no 1'") as caught:
         await failed.result()
-    assert (caught.value.category, caught.value.id) == ("transient", failed.id)
+    assert (caught.value.category, caught.value.id) == ("handler_error", failed.id)
     assert caught.value.traceback is not None
     assert 'raise KeyError(f"no {x}")' in caught.value.traceback
     with pytest.raises(RunCancelled, match="not needed"):

@@ -1,6 +1,7 @@
 """`/v1/executions`: create, list, read, control."""
 
 from base64 import b64encode
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -8,8 +9,8 @@ from litestar import Request, Response, get, post, put
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
-from flowfabric.core.access.token import Identity
 from flowfabric.core.base.errors import Invalid, InvalidId, NotActive, NotFound
 from flowfabric.core.base.ids import (
     ANYWHERE,
@@ -133,7 +134,13 @@ async def submit(request: Request[Any, Any, Any], data: CreateExecution) -> Subm
     """Submits what a body asks for. An id that another tenant has used is refused: to call it a
     duplicate would say that the caller has this execution."""
     caller, engine = caller_of(request), engine_of(request)
-    answer = await engine.executions.submit(read_submission(caller, data))
+    check_namespace(caller, data.namespace)
+    try:
+        answer = await engine.executions.submit(read_submission(data))
+    except Invalid as error:
+        answer = await _repeated(engine, data, error)
+    if isinstance(answer, Submitted) and answer.state is PublicState.RATE_LIMITED:
+        return await _admitted(engine, answer)
     if isinstance(answer, Duplicate) and not caller.sees_all:
         namespace = await engine.views.namespace(answer.id)
         if namespace is not None and not caller.sees(namespace):
@@ -141,9 +148,25 @@ async def submit(request: Request[Any, Any, Any], data: CreateExecution) -> Subm
     return answer
 
 
-def read_submission(caller: Identity, data: CreateExecution) -> Submission:
-    """What a body asks for, in a namespace that the caller sees."""
-    check_namespace(caller, data.namespace)
+async def _admitted(engine: Engine, submitted: Submitted) -> Submitted:
+    """The answer after its quotas were looked at: it waits for a worker if they have room."""
+    await engine.quotas.settle()
+    state = await engine.views.state(submitted.id)
+    return submitted if state is None else replace(submitted, state=state)
+
+
+async def _repeated(engine: Engine, data: CreateExecution, error: Invalid) -> Submitted | Duplicate:
+    """The first answer to a body that is repeated, whatever is wrong with the rest of it. Without a
+    kind it can only be a duplicate."""
+    id = None if data.execution_id is None else read_id(data.execution_id)
+    named = Submission(kind="", namespace=data.namespace, key=data.idempotency_key, id=id)
+    with suppress(Invalid):
+        return await engine.executions.submit(named)
+    raise error
+
+
+def read_submission(data: CreateExecution) -> Submission:
+    """What a body asks for."""
     lane = check_lane(data.lane_id)
     id = None if data.execution_id is None else read_id(data.execution_id)
     partition = _partition(lane, id, optional_uuid(data.flow_id, "flow_id"))

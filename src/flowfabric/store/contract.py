@@ -138,16 +138,33 @@ class RecordStore(Protocol):
         expire."""
 
 
-class ExecutionStore(Protocol):
-    """Executions, and what is due."""
-
-    # -- the hot path, one durable round trip each, at most MAX_BATCH items
+class SubmissionStore(Protocol):
+    """How executions come to be: submitted, or through the inbox that applications write into."""
 
     async def submit(self, creations: Sequence[Creation], now: Millis) -> list[ExecutionId | None]:
         """Creates each execution with its state row, tags, deadline and key. For each, in order:
         None when it was created, else the id of the execution that was there already (found by
         a live key first, then by its own id). Keys and ids are unique within one call. A key
         whose window has passed is taken over."""
+
+    async def known(
+        self, id: UUID, namespace: str, key: str | None, now: Millis
+    ) -> ExecutionId | None:
+        """The execution that a submission with this id and key finds, as `submit` does; None if it
+        would create one."""
+
+    async def inbox(self, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
+        """Submissions in the inbox, oldest first; only those with the given ids, if given."""
+
+    async def admit(self, creations: Sequence[Creation], now: Millis) -> int:
+        """Turns inbox entries into executions of the same id, each once, whichever process asks;
+        returns how many. Their keys were taken when they reached the inbox."""
+
+
+class ExecutionStore(Protocol):
+    """Executions, and what is due."""
+
+    # -- the hot path, one durable round trip each, at most MAX_BATCH items
 
     async def claim(self, call: ClaimCall, now: Millis) -> list[Taken]:
         """Takes the best `limit` executions of `ready` (lost ones included) whose route the worker
@@ -213,13 +230,6 @@ class ExecutionStore(Protocol):
         dedup records (the last of a key stays), how edges were settled, and the outbox entries that
         the change owes to its flow. One change per execution. Returns the executions whose change
         was written; the others have changed and must be decided again."""
-
-    async def inbox(self, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:
-        """Submissions in the inbox, oldest first; only those with the given ids, if given."""
-
-    async def admit(self, creations: Sequence[Creation], now: Millis) -> int:
-        """Turns inbox entries into executions of the same id, each once, whichever process asks;
-        returns how many. Their keys were taken when they reached the inbox."""
 
     # -- what is due, and what may go
 
@@ -524,6 +534,7 @@ class WorkerStore(Protocol):
 
 
 class Store(
+    SubmissionStore,
     ExecutionStore,
     HistoryStore,
     StreamStore,

@@ -228,9 +228,6 @@ TEXTS: dict[str, Use] = {
     "expired namespace": lambda lab, c, v: lab.engine.claims.expired(namespace=v),
     "grant": lambda lab, c, v: lab.engine.grants.issue(c.id, v),
     "reclaim grant": lambda lab, c, v: lab.engine.grants.issue_reclaim(c.id, v),
-    "grant capability": lambda lab, c, v: lab.engine.grants.issue_reclaim(
-        c.id, "w1", capabilities=[v]
-    ),
     "find_and_issue": lambda lab, c, v: lab.engine.grants.find_and_issue(v, lane="default"),
     "find_and_issue lane": lambda lab, c, v: lab.engine.grants.find_and_issue("w1", lane=v),
     "find_and_issue namespace": lambda lab, c, v: lab.engine.grants.find_and_issue(
@@ -489,12 +486,14 @@ NO_TOKENS: list[tuple[Any, str]] = [
 @pytest.mark.inside
 async def test_a_worker_that_offers_nonsense_is_told_which(lab: Lab) -> None:
     """§1.6"""
+    gone = (await lab.running()).id
+    await lab.engine.claims.revoke(gone, reason="")
     id = await lab.submit()
     grants = lab.engine.grants
     calls: dict[str, Callable[[Any], Awaitable[Any]]] = {
         "claim": lambda given: lab.claim(capabilities=given),
         "issue": lambda given: grants.issue(id, "w1", capabilities=given),
-        "issue_reclaim": lambda given: grants.issue_reclaim(id, "w1", capabilities=given),
+        "issue_reclaim": lambda given: grants.issue_reclaim(gone, "w1", capabilities=given),
         "find": lambda given: grants.find_and_issue("w1", lane="default", capabilities=given),
     }
     for name, call in calls.items():

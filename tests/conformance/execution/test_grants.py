@@ -406,6 +406,8 @@ async def test_an_interrupted_attempt_is_continued_by_its_own_way(lab: Lab) -> N
     with pytest.raises(NotLeaseable):
         await lab.engine.grants.claim_resumed(id, W2)
     assert await lab.engine.grants.try_resume(id, W1) is None
+    with pytest.raises(NotLeaseable):  # D-13: nothing only for the lease of another worker
+        await lab.engine.grants.try_resume(id, W2)
 
 
 async def test_nothing_is_the_answer_only_while_a_lease_is_live(lab: Lab) -> None:

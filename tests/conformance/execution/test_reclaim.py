@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from flowfabric.core.base.errors import (
     FlowFabricError,
     GrantExists,
     Invalid,
+    InvalidCapabilities,
     LeaseExpired,
     NotFound,
 )
@@ -79,6 +81,19 @@ async def test_only_what_was_lost_can_be_reclaimed(lab: Lab, situation: str) -> 
 async def test_a_missing_execution_cannot_be_granted(lab: Lab) -> None:
     with pytest.raises(NotFound):
         await lab.engine.grants.issue_reclaim(UNKNOWN, W2.id)
+
+
+async def test_malformed_capabilities_are_looked_at_last(lab: Lab) -> None:
+    """§3.10: existence, loss and cap come first"""
+    reclaim = partial(lab.engine.grants.issue_reclaim, worker=W2.id, capabilities=["a,b"])
+    with pytest.raises(NotFound):
+        await reclaim(UNKNOWN)
+    claim = await lab.running()
+    assert isinstance(await reclaim(claim.id), NotReclaimable)
+    lab.clock.advance(TTL)
+    assert isinstance(await reclaim(claim.id, max_reclaims=0), ReclaimCapExceeded)
+    with pytest.raises(InvalidCapabilities):
+        await reclaim(claim.id)
 
 
 @pytest.mark.parametrize("reclaims", [0, 1, 3])

@@ -8,6 +8,8 @@ from uuid import UUID
 import pytest
 
 from flowfabric.core.base.errors import (
+    FlowFabricError,
+    Invalid,
     InvalidCapabilities,
     InvalidId,
     InvalidPolicy,
@@ -217,6 +219,38 @@ async def test_a_known_key_is_looked_at_before_a_known_id(lab: Lab) -> None:
     assert await submit(lab, id=solo(), key="b") == Duplicate(solo(OTHER))
     assert await submit(lab, id=solo(OTHER), key="c") == Duplicate(solo(OTHER))
     assert isinstance(await submit(lab, key="c"), Submitted)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"policy": {"routing_requirements": "gpu"}},
+        {"policy": {"quotas": [{"quota": "gone", "key": ""}]}},
+        {"policy": {"budget_ids": ["gone"]}},
+        {"lane": ""},
+        {"tags": {"Not A Key": "x"}},
+        {"kind": ""},
+    ],
+)
+async def test_a_repeat_is_a_duplicate_whatever_is_wrong_with_the_rest(
+    lab: Lab, wrong: dict[str, Any]
+) -> None:
+    """§3.1: checks 2 and 3 come before 4 and 5."""
+    await lab.submit(id=solo(), key="k")
+    assert await submit(lab, key="k", **wrong) == Duplicate(solo())
+    assert await submit(lab, id=solo(), **wrong) == Duplicate(solo())
+    for fresh in ({"key": "other"}, {"key": "k", "namespace": "other"}, {"id": solo(OTHER)}, {}):
+        with pytest.raises(FlowFabricError):
+            await submit(lab, **fresh, **wrong)
+    assert await listed(lab) == [solo()]
+
+
+async def test_a_key_whose_window_has_passed_excuses_nothing(lab: Lab) -> None:
+    """§3.1, check 2: known within its window."""
+    await lab.submit(key="k", policy={"dedup_window_ms": 1000})
+    lab.clock.advance(1000)
+    with pytest.raises(Invalid):
+        await submit(lab, key="k", lane="")
 
 
 async def test_a_key_belongs_to_its_namespace(lab: Lab) -> None:

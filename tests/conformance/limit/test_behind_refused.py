@@ -32,7 +32,7 @@ async def test_no_run_waits_for_a_poll_behind_them(
     spent: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C-T85: one who waits for work does not pause while there may be some behind the refused."""
-    monkeypatch.setattr("flowfabric.engine.execution.claims.MAX_REFUSED", 2)
+    monkeypatch.setattr("flowfabric.engine.execution.claim_calls.MAX_REFUSED", 2)
     store, pauses = spent.engine.store, list[bool]()
     wait = store.hints.wait
 

@@ -1,5 +1,6 @@
 """Quotas: defined, attached at submit, and the order in which those who wait are let through."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -32,6 +33,56 @@ from tests.kit.limiting import (
 )
 
 MINUTE = Millis(60_000)
+
+
+# -- submit, then claim
+
+
+async def test_a_run_that_its_quota_admits_can_be_claimed_right_after_its_submission(
+    lab: Lab,
+) -> None:
+    """Execution 3.2 and 3.5: a claim that finds nothing waits for runs that are being admitted."""
+    await lab.engine.quotas.define(Quota(name="q", concurrency=1))
+    for _ in range(3):
+        id = await lab.submit(policy=using("q"))
+        (claim,) = await lab.engine.claims.claim(W2)
+        assert claim.id == id
+        full = await lab.submit(policy=using("q"))
+        assert await lab.engine.claims.claim(W2) == []
+        await lab.complete(claim)
+        (after,) = await lab.engine.claims.claim(W2)
+        assert after.id == full
+        await lab.complete(after)
+
+
+async def test_a_run_that_its_quota_admits_can_be_granted_right_after_its_submission(
+    lab: Lab,
+) -> None:
+    """Execution 3.5"""
+    await lab.engine.quotas.define(Quota(name="q", concurrency=1))
+    id = await lab.submit(policy=using("q"))
+    granted = await lab.engine.grants.find_and_issue("w2", lane="default")
+    assert granted is not None
+    assert granted.id == id
+
+
+async def test_callers_that_find_nothing_wait_for_their_own_quota_only_once(lab: Lab) -> None:
+    """A look that never ends keeps nobody longer than a moment."""
+    await lab.engine.quotas.define(Quota(name="q", concurrency=1))
+    await settled(lab)
+    looking = lab.engine._releases._serve
+    stuck = asyncio.Event()
+
+    async def slow(quota: str, queues: set[int] | None) -> None:
+        await stuck.wait()
+        await looking(quota, queues)
+
+    lab.engine._releases._serve = slow  # type: ignore[method-assign]
+    id = await lab.submit(policy=using("q"))
+    assert await lab.engine.claims.claim(W2) == []
+    stuck.set()
+    (claim,) = await lab.engine.claims.claim(W2)
+    assert claim.id == id
 
 
 # -- definitions

@@ -250,6 +250,14 @@ async def test_an_empty_key_is_none(lab: Lab) -> None:
         await suspend(lab, claim, idempotency_key="")
 
 
+async def test_a_timeout_of_zero_is_none(lab: Lab) -> None:
+    """§1.2: a moment of zero is not set"""
+    claim = await lab.running()
+    await suspend(lab, claim, wait_on(lab, timeout_at=Millis(0)))
+    await lab.pass_time(10 * 86_400_000)
+    assert await lab.engine.views.state(claim.id) is PublicState.SUSPENDED
+
+
 @pytest.mark.parametrize(
     ("timeout", "window"), [(None, 7 * 86_400_000), (5_000, 65_000), (8 * 86_400_000, 604_800_000)]
 )

@@ -190,7 +190,7 @@ def test_a_loss_is_counted_and_never_ends_the_execution(
     losses: int, cap: int, revoked: bool
 ) -> None:
     """§3.11, §3.20: the one over the cap is marked for the claim that comes across it"""
-    held = running(policy={"max_reclaim_count": cap})
+    held = running(policy={} if cap == DEFAULT_RECLAIM_CAP else {"max_reclaim_count": cap})
     held = replace(held, head=replace(held.head, life=Life(losses=losses)))
     change = lease.lose(held, NOW, lease_in(held), revoked=revoked, reason="enough")
     state = after(change).state
@@ -201,6 +201,15 @@ def test_a_loss_is_counted_and_never_ends_the_execution(
     assert after(change).reclaims == losses
     counted = losses + 1 - (revoked and cap == DEFAULT_RECLAIM_CAP)
     assert bool(after(change).head.flags & Flags.SPENT) is (counted > cap)
+
+
+@pytest.mark.parametrize("cap", [2, DEFAULT_RECLAIM_CAP, 4])
+def test_a_cap_that_was_set_counts_revoked_leases(cap: int) -> None:
+    """§3.11, D-8: also one that is as high as the default."""
+    held = running(policy={"max_reclaim_count": cap})
+    held = replace(held, head=replace(held.head, life=Life(losses=cap)))
+    change = lease.lose(held, NOW, lease_in(held), revoked=True, reason="enough")
+    assert after(change).head.flags & Flags.SPENT
 
 
 def test_a_loss_keeps_what_the_next_attempt_must_know() -> None:

@@ -81,12 +81,12 @@ def test_a_policy_that_says_nothing_has_the_documented_defaults() -> None:
     """E-T020"""
     policy = parse_policy(b"{}")
     assert policy == DEFAULT_POLICY == Policy() == parse_policy(None)
-    assert (policy.priority, policy.max_reclaim_count, policy.max_replay_count) == (0, 3, 10)
+    assert (policy.priority, policy.max_reclaim_count, policy.max_replay_count) == (0, None, 10)
     assert (policy.max_signals_per_execution, policy.dedup_window_ms) == (10_000, 86_400_000)
     assert policy.retry_policy is None
     assert policy.timeout_policy is None
     assert policy.attempt_timeout is policy.execution_deadline is policy.retention is None
-    assert (policy.reclaim_cap, policy.capabilities, policy.budget_ids) == (3, (), ())
+    assert (policy.reclaim_cap, policy.capabilities, policy.budget_ids) == (None, (), ())
 
 
 def test_parts_of_a_policy_have_their_own_defaults() -> None:

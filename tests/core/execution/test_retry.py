@@ -93,3 +93,15 @@ def test_other_failures_are_retried_unless_other_categories_are_named(category: 
     assert may_retry(RetryPolicy(), 0, category)
     assert may_retry(RetryPolicy(retryable_categories=(category,)), 0, category)
     assert not may_retry(RetryPolicy(retryable_categories=others), 0, category)
+
+
+@pytest.mark.parametrize("category", [Category.HANDLER_ERROR, Category.HANDLER_PANIC])
+def test_what_a_handler_raises_is_retried_like_a_transient_failure(category: Category) -> None:
+    assert may_retry(RetryPolicy(), 0, category)
+    for named in (category, Category.TRANSIENT):
+        assert may_retry(RetryPolicy(retryable_categories=(named,)), 0, category)
+    assert not may_retry(RetryPolicy(retryable_categories=("timeout",)), 0, category)
+
+
+def test_arguments_that_cannot_be_decoded_are_not_tried_again() -> None:
+    assert not may_retry(RetryPolicy(), 0, Category.UNDECODABLE)

@@ -95,18 +95,21 @@ class Reference:
     def reserved(self, name: str, dimension: str) -> int:
         return sum(n.get(dimension, 0) for names, n in self.set_aside.values() if name in names)
 
-    def room(self, name: str, dimension: str) -> int:
+    def left(self, name: str, dimension: str) -> int:
+        """Less than nothing, if the limit was lowered below what is used."""
         hard = self.hard[name][dimension]
         if hard is None or not self.strict[name]:
             return 10**9
-        return max(0, hard - self.used(name, dimension) - self.reserved(name, dimension))
+        return hard - self.used(name, dimension) - self.reserved(name, dimension)
+
+    def room(self, name: str, dimension: str) -> int:
+        return max(0, self.left(name, dimension))
 
     def fits(self, names: frozenset[str], amounts: dict[str, int]) -> bool:
         return all(
-            number <= self.room(name, dimension)
+            number <= self.left(name, dimension)
             for name in names
             for dimension, number in amounts.items()
-            if number
         )
 
     def count(self, names: frozenset[str], amounts: dict[str, int], execution: UUID | None) -> None:

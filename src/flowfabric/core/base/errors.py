@@ -86,8 +86,8 @@
     ├── Overloaded                  a queue is full; retry after `retry_after` seconds
     └── Corruption                  stored data that no release of this engine wrote
 
-`code` is stable and meant for programs; the text is meant for people. `retryable` says whether the
-same call may succeed later by itself.
+`code` is stable and meant for programs; the text is meant for people. `retryable` says whether
+trying again may help: after a pause, or, for `Contention`, after another look at the state.
 """
 
 from typing import ClassVar
@@ -332,6 +332,7 @@ class Contention(FlowFabricError):
     """Another caller was faster, or the operation is not possible now: load and decide again."""
 
     code = "contention"
+    retryable = True
 
 
 class NotEligible(Contention):
@@ -364,6 +365,7 @@ class GrantExpired(Contention):
 
 class WaitpointExists(Contention):
     code = "waitpoint_already_exists"
+    retryable = False
 
 
 class StaleRevision(Contention):
@@ -372,6 +374,7 @@ class StaleRevision(Contention):
 
 class FlowConflict(Contention):
     code = "flow_conflict"
+    retryable = False
 
 
 class AlreadyInFlow(FlowConflict):
@@ -398,22 +401,22 @@ class EdgeExists(FlowConflict):
 
 class RotationConflict(Contention):
     code = "rotation_conflict"
+    retryable = False
 
 
 class TokenExists(Contention):
     code = "token_exists"
+    retryable = False
 
 
 class Locked(Contention):
     """A transaction of the application (a submit or an ending) holds the row and must end first."""
 
     code = "locked"
-    retryable = True
 
 
 class RetryExhausted(Contention):
     code = "retry_exhausted"
-    retryable = True
 
 
 class WrongState(FlowFabricError):

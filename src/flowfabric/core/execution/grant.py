@@ -173,6 +173,21 @@ def issue_reclaim_grant(
             return unchanged(NotReclaimable(f"{snapshot.run} is not lost"))
 
 
+def check_reclaimable(
+    snapshot: Snapshot | None, now: Millis, cap: int | None = None
+) -> "Change[NotReclaimable | ReclaimCapExceeded | None]":
+    """What refuses a reclaim grant to every worker; None if nothing does."""
+    snapshot = present(snapshot)
+    match snapshot.state:
+        case Active(lease=lease) if lease.expires_at <= now:
+            lost = present(lose(snapshot, now, lease, revoked=False).after)
+        case Lost():
+            lost = snapshot
+        case _:
+            return unchanged(NotReclaimable(f"{snapshot.run} is not lost"))
+    return unchanged(ReclaimCapExceeded(lost.reclaims) if _over(lost, cap) else None)
+
+
 def reclaim(
     snapshot: Snapshot | None, now: Millis, taking: Taking, cap: int | None = None
 ) -> "Change[Snapshot | GrantNotFound | NotReclaimable | ReclaimCapExceeded]":

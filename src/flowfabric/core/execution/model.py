@@ -284,7 +284,9 @@ class Execution(Struct, frozen=True, gc=False):
 
     @property
     def reclaim_cap(self) -> int:
-        return self.policy.reclaim_cap if self.policy else DEFAULT_RECLAIM_CAP
+        """How often it may be taken over after a loss."""
+        cap = self.rules.reclaim_cap
+        return DEFAULT_RECLAIM_CAP if cap is None else cap
 
 
 class Head(Struct, frozen=True, gc=False):

@@ -91,7 +91,7 @@ class Policy(Document, frozen=True, kw_only=True):
     delay_until: Moment | None = None
     retry_policy: RetryPolicy | None = None
     timeout_policy: TimeoutPolicy | None = None
-    max_reclaim_count: Count = DEFAULT_RECLAIM_CAP
+    max_reclaim_count: Count | None = None
     suspension_policy: SuspensionPolicy | None = None
     fallback_policy: dict[str, Any] | None = None
     max_replay_count: Count = 10
@@ -114,8 +114,9 @@ class Policy(Document, frozen=True, kw_only=True):
         return _span(limits.execution_deadline_ms) if limits else None
 
     @property
-    def reclaim_cap(self) -> int:
-        """How often the execution may be reclaimed; the timeout policy takes precedence."""
+    def reclaim_cap(self) -> int | None:
+        """How often the execution may be reclaimed, if that was set; the timeout policy takes
+        precedence."""
         limits = self.timeout_policy
         if limits is None or limits.max_reclaim_count is None:
             return self.max_reclaim_count

@@ -24,13 +24,30 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 class Category(StrEnum):
     """Why an attempt failed, as far as retries are concerned. A failure may have a word of its own
-    instead, which is retried like a transient one."""
+    instead, which is retried like a transient one. The last three are what a worker says of a
+    handler: it raised an exception, or one that is no `Exception` (such as `SystemExit`), or its
+    arguments could not be decoded."""
 
     TRANSIENT = "transient"
     PERMANENT = "permanent"
     INFRA_CRASH = "infra_crash"
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
+    HANDLER_ERROR = "handler_error"
+    HANDLER_PANIC = "handler_panic"
+    UNDECODABLE = "extractor_payload_decode"
+
+
+_CLASSES: dict[str, str] = {
+    Category.HANDLER_ERROR: Category.TRANSIENT,
+    Category.HANDLER_PANIC: Category.TRANSIENT,
+    Category.UNDECODABLE: Category.PERMANENT,
+}
+
+
+def class_of(category: str) -> str:
+    """The category that this one is retried like; most are their own."""
+    return _CLASSES.get(category, category)
 
 
 def _in_milliseconds(backoff: Document, *names: str) -> None:
@@ -95,11 +112,14 @@ class RetryPolicy(Document, frozen=True):
 def may_retry(policy: RetryPolicy | None, retries: int, category: str) -> bool:
     """Whether a failure of `category` is retried after `retries` retries so far.
 
-    Permanent failures and cancels are never retried; without a policy, nothing is.
+    Permanent failures and cancels are never retried; without a policy, nothing is. A policy that
+    names the class of a category (`transient`) means the category (`handler_error`) as well.
     """
-    if policy is None or category in (Category.PERMANENT, Category.CANCELLED):
+    kind = class_of(category)
+    if policy is None or kind in (Category.PERMANENT, Category.CANCELLED):
         return False
-    if policy.retryable_categories and category not in policy.retryable_categories:
+    wanted = policy.retryable_categories
+    if wanted and category not in wanted and kind not in wanted:
         return False
     return retries < policy.max_retries
 

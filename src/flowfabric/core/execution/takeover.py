@@ -33,7 +33,6 @@ from flowfabric.core.execution.model import (
     Probation,
     Snapshot,
 )
-from flowfabric.core.execution.policy import DEFAULT_RECLAIM_CAP
 
 MAX_LOSSES = 1000
 """The most losses of an execution, excused or not, unless its cap is higher."""
@@ -48,7 +47,7 @@ def over_cap(execution: Execution, life: Life) -> bool:
     the execution's fault.
     """
     cap = execution.reclaim_cap
-    revokes = life.revokes if cap == DEFAULT_RECLAIM_CAP else 0
+    revokes = life.revokes if execution.rules.reclaim_cap is None else 0
     return life.losses - life.excused - revokes > cap or life.losses > max(cap, MAX_LOSSES)
 
 
@@ -78,7 +77,8 @@ def losses_kept(snapshot: Snapshot) -> tuple[int, int]:
     """The losses that a replay starts with, and how many of them count: none under the default
     cap."""
     life, cap = snapshot.life, snapshot.execution.reclaim_cap
-    counted = 0 if cap == DEFAULT_RECLAIM_CAP else min(life.losses - life.excused, cap)
+    is_default = snapshot.execution.rules.reclaim_cap is None
+    counted = 0 if is_default else min(life.losses - life.excused, cap)
     return min(life.losses, cap), counted
 
 

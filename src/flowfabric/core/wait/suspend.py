@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from flowfabric.core.base.errors import (
     FenceRequired,
@@ -115,6 +115,10 @@ class Wait(Struct, frozen=True, kw_only=True):
     behaviour: Behaviour | None = None
     policy: ResumePolicy = ResumePolicy()
     step: StepRef | None = None
+
+    def __post_init__(self) -> None:
+        if self.timeout_at == 0:  # not set, as every moment of zero
+            force_setattr(self, "timeout_at", None)
 
 
 class Suspend(Struct, frozen=True, kw_only=True):

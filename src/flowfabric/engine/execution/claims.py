@@ -62,6 +62,7 @@ from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.claim_calls import MAX_CLAIM, ClaimCalls
 from flowfabric.engine.limit.budget_gate import BudgetGate
 from flowfabric.engine.limit.lanes import Lanes
+from flowfabric.engine.limit.rounds import Rounds
 from flowfabric.store.contract import Store
 from flowfabric.store.hints import Topic
 from flowfabric.store.queries import ClaimCall, ExpiredLease, Renewal, Suspects, Taken
@@ -160,9 +161,12 @@ class Renewals(dict[UUID, Renewed | FlowFabricError]):
 class Claims(Service):
     """`engine.claims`"""
 
-    def __init__(self, context: EngineContext, lanes: Lanes, budget_gate: BudgetGate) -> None:
+    def __init__(
+        self, context: EngineContext, lanes: Lanes, budget_gate: BudgetGate, rounds: Rounds
+    ) -> None:
         super().__init__(context)
         self._lanes = lanes
+        self._rounds = rounds
         self._calls = ClaimCalls(context, budget_gate)
         self._renewals: Batcher[Renewal, Millis | None] = Batcher(
             "renew", partial(_flush_renewals, context.store), keys=lambda renewal: (renewal.uuid,)
@@ -205,21 +209,8 @@ class Claims(Service):
             weights = await self._lanes.weights(call.lanes)
         if call.repeated and (taken := await self._calls.taken_before(call, weights)):
             return _claims(taken, call.ttl)
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + check_seconds(max_wait, "max_wait")
-        while True:
-            seen = self._context.store.hints.count
-            with looking(*call.lanes):
-                taken = await self._calls.take(call, weights)
-            if taken and (observer := watching()) is not None:
-                observer.claimed([item.snapshot for item in taken])
-            remaining = give_up_at - loop.time()
-            if taken or remaining <= 0:
-                return _claims(taken, call.ttl)
-            # All callers look at the same moments, so that they share the statement.
-            next_look = POLL_FLOOR - loop.time() % POLL_FLOOR
-            wait = min(remaining, next_look)
-            await self._context.store.hints.wait(wait, seen, hinted_by(self._context.store))
+        taken = await self._until(call, weights, check_seconds(max_wait, "max_wait"))
+        return _claims(taken, call.ttl)
 
     async def recover(self) -> None:
         """Returns what was taken by claims whose replies were lost, so that it can be claimed at
@@ -348,6 +339,31 @@ class Claims(Service):
     async def drain(self) -> None:
         await self._renewals.drain()
         await self._calls.drain()
+
+    async def _until(
+        self, call: ClaimCall, weights: dict[str, int], max_wait: float
+    ) -> list[Taken]:
+        """Looks for work until there is some, or the time is up."""
+        loop, hints = asyncio.get_running_loop(), self._context.store.hints
+        give_up_at = loop.time() + max_wait
+        settled = False
+        while True:
+            seen = hints.count
+            with looking(*call.lanes):
+                taken = await self._calls.take(call, weights)
+            if taken:
+                if (observer := watching()) is not None:
+                    observer.claimed([item.snapshot for item in taken])
+                return taken
+            remaining = give_up_at - loop.time()
+            if remaining > 0:
+                # All callers look at the same moments, so that they share the statement.
+                next_look = POLL_FLOOR - loop.time() % POLL_FLOOR
+                await hints.wait(min(remaining, next_look), seen, hinted_by(self._context.store))
+            elif settled or not await self._rounds.settle(seen):
+                return []
+            else:
+                settled = True
 
     def _call(
         self,

@@ -10,7 +10,14 @@ from uuid import UUID
 from flowfabric.core.base.errors import FlowTerminal, Invalid, NotFound
 from flowfabric.core.base.ids import ExecutionId, parse_uuid
 from flowfabric.core.base.numbers import check_flag, check_items, check_kind_of, check_one_of
-from flowfabric.core.base.text import MAX_REASON, check_tag_key, check_tags, check_text
+from flowfabric.core.base.text import (
+    MAX_REASON,
+    check_key,
+    check_namespace,
+    check_tag_key,
+    check_tags,
+    check_text,
+)
 from flowfabric.core.base.time import NO_TIME, Millis, Span, check_span
 from flowfabric.core.execution import hold, operator
 from flowfabric.core.execution.attempt import RetryScheduled
@@ -35,6 +42,7 @@ from flowfabric.core.execution.submission import (
     Duplicate,
     Submission,
     Submitted,
+    check_priority,
     create,
     ranked,
 )
@@ -56,6 +64,7 @@ from flowfabric.store.rows.record import FLOWS
 _CHUNK = 2_000
 _OPERATOR = Owner(source=Source.OPERATOR)
 _AS_IT_IS = ForkChanges()
+_NO_ID = UUID(int=0)
 TRIGGERS = frozenset({"signal", "operator", "auto_resume"})
 
 
@@ -80,8 +89,15 @@ class Executions(Service):
         """Creates an execution. If the key or id exists, returns `Duplicate` and changes nothing.
         `fresh` is a new id that the caller has made before its first try: a repeat with the same
         one gets the first answer."""
-        creation = self._create(submission, fresh)
-        await self._context.known_limits.check(creation.snapshot.execution.rules)
+        checked = check_kind_of(submission, Submission, "submission")
+        try:
+            creation = self._create(checked, fresh)
+            await self._context.known_limits.check(creation.snapshot.execution.rules)
+        except (Invalid, NotFound):
+            # A repeat gets the first answer, although a quota may be gone by now.
+            if (found := await _duplicate_of(self._context, checked)) is not None:
+                return Duplicate(found)
+            raise
         return await self.put(creation)
 
     async def submit_many(
@@ -94,7 +110,10 @@ class Executions(Service):
             raise Invalid(f"submissions must be a list, not {type(submissions).__name__}")
         given = [parse_uuid(id, "fresh id") for id in check_items(fresh, "fresh")]
         pairs = zip(submissions, chain(given, repeat(None)), strict=False)
-        creations = deque(self._create(submission, id) for submission, id in pairs)
+        creations = deque(
+            self._create(check_kind_of(submission, Submission, "submission"), id)
+            for submission, id in pairs
+        )
         for creation in creations:
             await self._context.known_limits.check(creation.snapshot.execution.rules)
         answers: list[Submitted | Duplicate] = []
@@ -278,8 +297,7 @@ class Executions(Service):
 
     def _create(self, submission: Submission, fresh: UUID | None = None) -> Creation:
         now = self._now()
-        checked = check_kind_of(submission, Submission, "submission")
-        return create(checked, _new_id(self._context.ids, fresh, now), now)
+        return create(submission, _new_id(self._context.ids, fresh, now), now)
 
     async def _flush_creations(self, creations: list[Creation]) -> list[Any]:
         found = await self._context.store.submit(creations, self._now())
@@ -292,6 +310,19 @@ class Executions(Service):
             _outcome(creation, existing)
             for creation, existing in zip(creations, found, strict=True)
         ]
+
+
+async def _duplicate_of(context: EngineContext, submission: Submission) -> ExecutionId | None:
+    """The execution that has the key or the id of a submission, whatever else of it is wrong; None
+    if there is none."""
+    try:
+        check_priority(submission.priority or 0)
+        namespace = check_namespace(submission.namespace)
+        key = None if submission.key is None else check_key(submission.key)
+        id = _NO_ID if submission.id is None else ExecutionId(submission.id).uuid
+    except Invalid:
+        return None
+    return await context.store.known(id, namespace, key, context.store.clock.now())
 
 
 def prepared(context: EngineContext, creation: Creation) -> Creation:

@@ -2,7 +2,7 @@
 grant."""
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from uuid import UUID
@@ -50,6 +50,7 @@ from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.attempts import seal_claim
 from flowfabric.engine.execution.claims import Claim, check_known, check_ttl
 from flowfabric.engine.limit.budget_gate import BudgetGate
+from flowfabric.engine.limit.rounds import Rounds
 from flowfabric.store.queries import Claimable, Taken
 
 MAX_GRANT = Millis(60_000)
@@ -63,9 +64,10 @@ MAX_PAGE = 1000
 class Grants(Service):
     """`engine.grants`"""
 
-    def __init__(self, context: EngineContext, budget_gate: BudgetGate) -> None:
+    def __init__(self, context: EngineContext, budget_gate: BudgetGate, rounds: Rounds) -> None:
         super().__init__(context)
         self._budget_gate = budget_gate
+        self._rounds = rounds
 
     async def issue(
         self,
@@ -103,7 +105,13 @@ class Grants(Service):
     ) -> Granted | NotReclaimable | ReclaimCapExceeded:
         """Reserves a lost execution for one worker."""
         cap = _count(max_reclaims, "max_reclaims")
-        grantee = self._grantee(worker, capabilities, ttl, key, notes)
+        try:
+            grantee = self._grantee(worker, capabilities, ttl, key, notes)
+        except InvalidCapabilities:
+            refused = await self._decide(id, rules.check_reclaimable, cap)  # which comes first
+            if refused is not None:
+                return refused
+            raise
         return await self._decide(id, rules.issue_reclaim_grant, grantee, cap)
 
     async def find_and_issue(
@@ -123,26 +131,47 @@ class Grants(Service):
         grantee = self._grantee(worker, capabilities, ttl, None, notes)
         place = None if namespace is None else check_namespace(namespace)
         name = check_lane(lane)
-        issue = partial(self.issue, capabilities=grantee.capabilities, ttl=grantee.ttl, notes=notes)
+        issue = partial(
+            self.issue,
+            worker=worker,
+            capabilities=grantee.capabilities,
+            ttl=grantee.ttl,
+            notes=notes,
+        )
+        settled = False
         with looking(name):
             await self._let_in()
             for _ in range(LOOKS):
+                seen = self._context.store.hints.count
                 candidates = await self._context.store.snapshots(
                     Claimable(name, place, self._now(), EXAMINED, grantee.capabilities)
                 )
-                refused: list[tuple[Snapshot, Exhausted]] = []
-                for candidate in candidates:
-                    if (why := await self._spent(candidate)) is not None:
-                        refused.append((candidate, why))
-                        continue
-                    with suppress(Contention, GrantExists, NotFound):  # the next one is as good
-                        return await issue(candidate.execution.id, worker)
+                granted, refused = await self._grant_first(candidates, issue)
+                if granted is not None:
+                    return granted
                 if len(candidates) < EXAMINED:
                     refused = [each for each in refused if each[0].execution.uses]
-                if not refused:
+                if refused:
+                    await self._budget_gate.hold_back(refused)
+                elif settled or not await self._rounds.settle(seen):
                     return None
-                await self._budget_gate.hold_back(refused)
+                else:
+                    settled = True
         return None
+
+    async def _grant_first(
+        self, candidates: Iterable[Snapshot], issue: Callable[[str], Awaitable[Granted]]
+    ) -> tuple[Granted | None, list[tuple[Snapshot, Exhausted]]]:
+        """The grant of the first of these that can be had, and those before it whose budget is
+        used up."""
+        refused: list[tuple[Snapshot, Exhausted]] = []
+        for candidate in candidates:
+            if (why := await self._spent(candidate)) is not None:
+                refused.append((candidate, why))
+                continue
+            with suppress(Contention, GrantExists, NotFound):  # the next one is as good
+                return await issue(candidate.execution.id), refused
+        return None, refused
 
     async def handle_of(self, owned: Claim) -> str:
         """As `attempts.seal`, also through a server, which alone has the secret."""
@@ -206,7 +235,8 @@ class Grants(Service):
         key: str | None = None,
         timeout: Span | None = None,
     ) -> Claim | None:
-        """Like `claim_resumed`, but None if another worker already holds a live lease."""
+        """Like `claim_resumed`, but None if another worker already holds a live lease; a worker
+        that holds it itself gets the error."""
         try:
             return await self.claim_resumed(
                 id, worker, ttl=ttl, lease_id=lease_id, key=key, timeout=timeout
@@ -214,7 +244,8 @@ class Grants(Service):
         except NotLeaseable:
             found = await self._load(id)
             state = None if found is None else found.state
-            if isinstance(state, Active) and state.lease.expires_at > self._now():
+            lease = state.lease if isinstance(state, Active) else None
+            if lease is not None and lease.expires_at > self._now() and lease.worker != worker:
                 return None
             raise
 

@@ -81,6 +81,10 @@ class Quotas(Service):
             self._releases.gone(asked)
         return gone
 
+    async def settle(self) -> None:
+        """Waits a moment for runs that are being admitted."""
+        await self._releases.rounds.settle(self._context.store.hints.count)
+
     async def status(self, name: str) -> QuotaStatus:
         """How full a quota is."""
         quota = await self.get(name)

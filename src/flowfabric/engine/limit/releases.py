@@ -24,6 +24,7 @@ from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
+from flowfabric.engine.limit.rounds import Rounds
 from flowfabric.engine.limit.unclaimable import ClosedRoutes
 from flowfabric.store.hints import Topic
 from flowfabric.store.queries import QuotaViewRequest
@@ -57,6 +58,7 @@ class Releases(Service):
         self._dirty: dict[str, set[int] | None] = {}
         self._background = Background("admitting runs through quotas", log)
         self._busy: set[str] = set()
+        self.rounds = Rounds(context.store.hints, self._dirty, self._busy)
         self._known: set[int] = set()
         self._new: dict[int, Uses] = {}
         self._introducing = asyncio.Lock()
@@ -171,12 +173,14 @@ class Releases(Service):
         while (quota := self._next()) is not None:
             queues = self._dirty.pop(quota)
             self._busy.add(quota)
+            self.rounds.begin(quota)
             self._start()
             try:
                 await self._introduce()
                 await self._serve(quota, queues)
             finally:
                 self._busy.discard(quota)
+                self.rounds.end(quota)
         try:
             await self.closed.refresh(now_and_then=True)
         except FlowFabricError as error:

@@ -82,6 +82,7 @@ class PostgresStore:
     schema_text = _method(schema.schema_text)
 
     submit = _method(submissions.submit)
+    known = _method(submissions.known)
     inbox = _method(submissions.inbox)
     admit = _method(submissions.admit)
     claim = _method(claims.claim)

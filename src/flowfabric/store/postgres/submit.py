@@ -132,6 +132,13 @@ async def _known(
     }
 
 
+async def known(
+    session: PostgresSession, id: UUID, namespace: str, key: str | None, now: Millis
+) -> ExecutionId | None:
+    rows = await session.fetch(session.load, "known_executions", [id], [namespace], [key], now)
+    return _execution_id(*rows[0][1:4]) if rows else None
+
+
 async def inbox(
     session: PostgresSession, uuids: Sequence[UUID] | None, limit: int
 ) -> list[InboxEntry]:

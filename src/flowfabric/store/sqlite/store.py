@@ -126,6 +126,7 @@ class SqliteStore:
     _put_correction = _writing(upkeep.put_correction)
 
     submit = _batched(submissions.submit)
+    known = _reading(submissions.known)
     inbox = _reading(submissions.inbox)
     admit = _batched(submissions.admit)
     claim = _writing(claims.claim)

@@ -39,19 +39,33 @@ def _known(
     session: SqliteSession, creations: Mapping[bytes, Creation], now: Millis
 ) -> dict[bytes, ExecutionId]:
     """What each creation is a duplicate of, by the id it would have had: key first, then id."""
-    found = session.among("known_executions", list(creations)) if creations else ()
-    known = {row[0]: read_id(session, row) for row in found}
+    found = _by_id(session, list(creations)) if creations else {}
     for id, creation in creations.items():
         if creation.key is None:
             continue
         namespace = creation.snapshot.execution.route.namespace
-        key = {"namespace": namespace, "key": creation.key, "now": now}
-        if (row := session.row("live_key", key)) is not None:
-            known[id] = _holder(session, row)
-    return known
+        if (holder := _holder(session, namespace, creation.key, now)) is not None:
+            found[id] = holder
+    return found
 
 
-def _holder(session: SqliteSession, row: Sequence[Any]) -> ExecutionId:
+def known(
+    session: SqliteSession, id: UUID, namespace: str, key: str | None, now: Millis
+) -> ExecutionId | None:
+    holder = None if key is None else _holder(session, namespace, key, now)
+    return holder or _by_id(session, [id.bytes]).get(id.bytes)
+
+
+def _by_id(session: SqliteSession, ids: Sequence[bytes]) -> dict[bytes, ExecutionId]:
+    """Of these ids those that exist."""
+    return {row[0]: read_id(session, row) for row in session.among("known_executions", ids)}
+
+
+def _holder(session: SqliteSession, namespace: str, key: str, now: Millis) -> ExecutionId | None:
+    """The execution that holds a live key."""
+    row = session.row("live_key", {"namespace": namespace, "key": key, "now": now})
+    if row is None:
+        return None
     id, route, _, lane = row
     return ExecutionId.solo(lane, read_uuid(id)) if route is None else read_id(session, row)
 

@@ -238,7 +238,7 @@ class Executor:
             args, active.kwargs = handler.signature.decode(active.payload)
         except Undecodable as error:
             active.raised = error
-            return failing(claim, str(error))
+            return failing(claim, str(error), Category.UNDECODABLE)
         active.args, active.begun = tuple(args), True
         return await self._called(active, handler)
 

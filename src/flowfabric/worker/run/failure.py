@@ -10,6 +10,7 @@ import flowfabric
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.retry import Category
+from flowfabric.worker.codec import Undecodable
 from flowfabric.worker.errors import Fail, Retry
 
 MAX_TRACE = 16_384
@@ -23,7 +24,7 @@ class Raised(Struct, frozen=True):
     """An exception of a handler. `after` is the delay of the retry, if the handler chose one."""
 
     message: str
-    category: Category = Category.TRANSIENT
+    category: Category = Category.HANDLER_ERROR
     trace: str = ""
     after: Millis | None = None
     type: str = ""
@@ -33,15 +34,31 @@ class Raised(Struct, frozen=True):
     def by(cls, error: BaseException) -> "Raised":
         if isinstance(error, InProcess):
             return error.raised
-        permanent = isinstance(error, Fail | Invalid)
         return cls(
             message=storable(text_of(error)[:MAX_MESSAGE]),
-            category=Category.PERMANENT if permanent else Category.TRANSIENT,
+            category=_category(error),
             trace=storable("".join(traceback.format_exception(error))[-MAX_TRACE:]),
             after=error.after if isinstance(error, Retry) else None,
             type=type(error).__name__,
             step=step_of(error),
         )
+
+
+def _category(error: BaseException) -> Category:
+    """What an exception says about retries: the handler's own decision, if it made one."""
+    if isinstance(error.__cause__, SystemExit | KeyboardInterrupt):  # of a thread
+        return Category.HANDLER_PANIC
+    match error:
+        case Undecodable():
+            return Category.UNDECODABLE
+        case Fail() | Invalid():
+            return Category.PERMANENT
+        case Retry():
+            return Category.TRANSIENT
+        case Exception():
+            return Category.HANDLER_ERROR
+        case _:
+            return Category.HANDLER_PANIC
 
 
 class InProcess(Exception):
