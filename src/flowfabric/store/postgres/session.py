@@ -149,11 +149,18 @@ def columns(rows: Iterable[Sequence[Any]], width: int, shared: Sequence[int] = (
     """
     found: list[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * width
     for number in shared:
-        found[number] = _once(found[number])
+        found[number] = once(found[number])
     return [() if _is_void(column) else column for column in found]
 
 
-def _once(column: Sequence[Any]) -> Sequence[Any]:
+def without_ids(found: Columns, known: Sequence[Any]) -> Sequence[Sequence[Any] | None]:
+    """The columns of rows, with NULL for their first if those are the ids that are `known` in the
+    same statement, one each and in their order."""
+    return [None, *found[1:]] if found[0] and found[0] == known else found
+
+
+def once(column: Sequence[Any]) -> Sequence[Any]:
+    """One element for a column that has the same value in all rows."""
     if len(column) < 2 or column[0] is None or column.count(column[0]) < len(column):
         return column
     return column[:1]
