@@ -153,14 +153,8 @@ def columns(rows: Iterable[Sequence[Any]], width: int, shared: Sequence[int] = (
     return [() if _is_void(column) else column for column in found]
 
 
-def without_ids(found: Columns, known: Sequence[Any]) -> Sequence[Sequence[Any] | None]:
-    """The columns of rows, with NULL for their first if those are the ids that are `known` in the
-    same statement, one each and in their order."""
-    return [None, *found[1:]] if found[0] and found[0] == known else found
-
-
 def once(column: Sequence[Any]) -> Sequence[Any]:
-    """One element for a column that has the same value in all rows."""
+    """The column, or its first value alone if all are the same."""
     if len(column) < 2 or column[0] is None or column.count(column[0]) < len(column):
         return column
     return column[:1]
@@ -168,3 +162,9 @@ def once(column: Sequence[Any]) -> Sequence[Any]:
 
 def _is_void(column: Sequence[Any]) -> bool:
     return not column or (column[0] is None and column.count(None) == len(column))
+
+
+def without_ids(found: Columns, known: Sequence[Any]) -> Sequence[Sequence[Any] | None]:
+    """The columns of rows, with NULL for their first if those are the ids that are `known` in the
+    same statement, one each and in their order."""
+    return [None, *found[1:]] if found[0] and found[0] == known else found
