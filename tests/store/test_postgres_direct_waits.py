@@ -12,7 +12,16 @@ from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.event import Event, EventKind
-from flowfabric.core.execution.model import Next, Ready, Snapshot, Start, State, Suspended
+from flowfabric.core.execution.model import (
+    Gate,
+    Next,
+    Ready,
+    Snapshot,
+    Start,
+    State,
+    Suspended,
+    Waiting,
+)
 from flowfabric.core.wait.model import DedupRecord, Needs, ReceivedSignal, Signal, Waitpoint
 from flowfabric.store.postgres.dialer import PINNED, Connection
 from flowfabric.store.queries import EventQuery
@@ -222,3 +231,52 @@ async def test_all_find_everything_by_key_and_compare_no_list_with_another(bench
             assert "Tid Scan on parked" in plan
         else:
             assert "Index Scan using lease_pkey on lease" in plan
+
+
+def with_one_event(snapshot: Snapshot, state: State, attempt: int | None) -> Change[object]:
+    """A change with one row of each kind, as most changes have them."""
+    uuid = snapshot.execution.uuid
+    event = Event(uuid=uuid, at=Millis(5), kind=EventKind.SIGNALLED, epoch=1, attempt=attempt)
+    signal = Signal(1, UUID(int=1), HERE, "wp", "go", Millis(5))
+    return Change(
+        None,
+        snapshot,
+        snapshot.to(state),
+        events=(event,),
+        steps=(step(0),),
+        waitpoints=(Waitpoint(HERE, uuid, "wp", Millis(5), "k1"),),
+        signals=(ReceivedSignal(signal, FIRST),),
+        dedup=(DedupRecord(b"k", None, b"1"),),
+    )
+
+
+DELAYED = Waiting(Gate.DELAY, CONTINUED, Millis(9))
+LATER = replace(PARKED, since=Millis(7), due_at=Millis(8))
+
+
+@pytest.mark.parametrize("attempts", [(0, 0, 0), (0, None, 1), (None, None, None)])
+@pytest.mark.parametrize(
+    "states", [(PARKED, PARKED, PARKED), (PARKED, DELAYED, LATER), (DELAYED, PARKED, PARKED)]
+)
+async def test_columns_that_rows_share_are_sent_once_and_others_keep_their_gaps(
+    bench: Bench, states: tuple[State, ...], attempts: tuple[int | None, ...]
+) -> None:
+    """Suspensions beside a delay, which has neither a moment nor a note, in one statement"""
+    ways = zip(states, attempts, strict=True)
+    changes = [with_one_event(await bench.running(), *way) for way in ways]
+    assert await bench.store.apply(changes) == {uuid_of(change) for change in changes}
+    for change, attempt in zip(changes, attempts, strict=True):
+        assert await is_written(bench, change)
+        events = (await bench.store.events(EventQuery(uuid=uuid_of(change)))).events
+        assert [event.attempt for event in events][-1] == attempt
+    back = [with_next_signal(after(change)) for change in changes]
+    assert await bench.store.apply(back) == {uuid_of(change) for change in back}
+    assert [await bench.load(after(change)) for change in back] == [*map(after, back)]
+
+
+def with_next_signal(snapshot: Snapshot) -> Change[object]:
+    signal = Signal(2, UUID(int=2), HERE, "wp", "go", Millis(6))
+    steps = (step(1, "wait"),)
+    return Change(
+        None, snapshot, snapshot.to(READY), steps=steps, signals=(ReceivedSignal(signal),)
+    )

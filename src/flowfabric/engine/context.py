@@ -1,8 +1,9 @@
 """What the services of the engine share: the context, and the base class of all of them."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
@@ -33,6 +34,8 @@ from flowfabric.store.contract import Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_WAITPOINTS = int(Flags.WAITPOINTS)  # flags are slow
 
 
 class EngineOptions(Struct, frozen=True, kw_only=True):
@@ -146,59 +149,77 @@ class Service:
         with suppress(StoreReadOnly, StoreFull):
             await self._context.inbox.admit()
 
-    async def _decide(
+    def _decide(
         self,
         id: str,
         rule: Callable[Concatenate[Snapshot | None, Millis, P], Change[T]],
         *args: P.args,
         **kwargs: P.kwargs,
-    ) -> T:
+    ) -> Awaitable[T]:
         """What the rule answers for an execution, given these arguments, once it is durable."""
-        return await self._decide_on(
-            None, id, lambda snapshot, now: rule(snapshot, now, *args, **kwargs)
-        )
+        return self._decide_on(None, id, lambda snapshot, now: rule(snapshot, now, *args, **kwargs))
 
-    async def _decide_on(self, held: Snapshot | None, id: str, rule: Rule[T]) -> T:
+    def _decide_on(self, held: Snapshot | None, id: str, rule: Rule[T]) -> Awaitable[T]:
         """The same, on a value the caller already has: the first round needs no load."""
         key = ExecutionId(id)
+        return self._context.decisions.decide(key.uuid, partial(_decided, key, rule), held)
 
-        def of_this_id(snapshot: Snapshot | None, now: Millis) -> Change[T]:
-            return rule(exactly(snapshot, key), now)
-
-        return await self._context.decisions.decide(key.uuid, of_this_id, held)
-
-    async def _decide_loaded(
+    def _decide_loaded(
         self,
         id: str,
         needs: NeedsOf,
         rule: Callable[Concatenate[Snapshot | None, Millis, Loaded, P], Change[T]],
         *args: P.args,
         **kwargs: P.kwargs,
-    ) -> T:
+    ) -> Awaitable[T]:
         """As `_decide`, for a rule that needs more than the execution itself."""
-        return await self._decide_loaded_on(
+        return self._decide_loaded_on(
             None, id, needs, lambda found, now, loaded: rule(found, now, loaded, *args, **kwargs)
         )
 
-    async def _decide_loaded_on(
-        self, held: Snapshot | None, id: str, needs: NeedsOf, rule: LoadedRule[T]
-    ) -> T:
-        """The same, on a value the caller already has: the first round does not load it."""
+    def _decide_loaded_on(
+        self,
+        held: Snapshot | None,
+        id: str,
+        needs: NeedsOf,
+        rule: LoadedRule[T],
+        loaded: Loaded | None = None,
+    ) -> Awaitable[T]:
+        """The same, on a value the caller already has, and perhaps on what the rule needs beside
+        it: the first round does not load them."""
         key = ExecutionId(id)
+        of_this_id = partial(_decided_loaded, key, rule)
+        needed = partial(_needed, key, needs)
+        return self._context.decisions.decide_loaded(key.uuid, of_this_id, needed, held, loaded)
 
-        def of_this_id(snapshot: Snapshot | None, now: Millis, loaded: Loaded) -> Change[T]:
-            return rule(exactly(snapshot, key), now, loaded)
 
-        def needed(snapshot: Snapshot | None) -> Needs | None:
-            found = exactly(snapshot, key)
-            # Without the flag there is nothing to load.
-            return needs(found) if found and found.head.flags & Flags.WAITPOINTS else None
+# Functions of the module, because one that is made inside a call has its annotations made as well.
 
-        return await self._context.decisions.decide_loaded(key.uuid, of_this_id, needed, held)
+
+def _decided(id: ExecutionId, rule: Rule[T], snapshot: Snapshot | None, now: Millis) -> Change[T]:
+    return rule(exactly(snapshot, id), now)
+
+
+def _decided_loaded(
+    id: ExecutionId,
+    rule: LoadedRule[T],
+    snapshot: Snapshot | None,
+    now: Millis,
+    loaded: Loaded,
+) -> Change[T]:
+    return rule(exactly(snapshot, id), now, loaded)
+
+
+def _needed(id: ExecutionId, needs: NeedsOf, snapshot: Snapshot | None) -> Needs | None:
+    """Without the flag there is nothing to load."""
+    found = exactly(snapshot, id)
+    return needs(found) if found and int(found.head.flags) & _WAITPOINTS else None
 
 
 def exactly(snapshot: Snapshot | None, id: ExecutionId) -> Snapshot | None:
     """An id with the right uuid in another partition names nothing."""
-    if snapshot is None or id.partition_index == ANYWHERE or snapshot.execution.id == id:
+    if snapshot is None or id.partition_index == ANYWHERE:
         return snapshot
-    return None
+    execution = snapshot.execution
+    same = execution.uuid == id.uuid and execution.partition == id.partition_index
+    return snapshot if same else None

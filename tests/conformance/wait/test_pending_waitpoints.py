@@ -1,5 +1,7 @@
 """Pending waitpoints: made while the attempt runs, handed out, and bound by a later suspend."""
 
+from uuid import UUID
+
 import pytest
 from msgspec.structs import replace
 
@@ -453,3 +455,50 @@ async def test_only_a_waitpoint_of_this_execution_can_be_closed(lab: Lab) -> Non
         with pytest.raises(NotFound):
             await close(id, ticket.id)
     assert await open_keys(lab, claim.id) == [GO]
+
+
+# -- binding one that was just made
+
+
+def at(id: UUID, use: WaitpointUse) -> Wait:
+    return Wait(condition=Single(GO), bindings=(Binding(id=id, key=GO, use=use),))
+
+
+@pytest.mark.parametrize("use", [WaitpointUse.PENDING, WaitpointUse.EITHER])
+async def test_a_suspend_at_a_waitpoint_that_was_just_made_reads_nothing_beside(
+    lab: Lab, store: Store, monkeypatch: pytest.MonkeyPatch, use: WaitpointUse
+) -> None:
+    made = await lab.engine.suspensions.make_waitpoint(await lab.running(), GO, lasting=True)
+    assert made.claim is not None
+    monkeypatch.setattr(store, "load_needs", None)
+    answer = await suspend(lab, made.claim, at(made.waitpoint.id, use))
+    assert not answer.satisfied
+    assert [ticket.id for ticket in answer.waitpoints] == [made.waitpoint.id]
+    monkeypatch.undo()
+    sent = await signal(lab, made.claim.id, answer.primary)
+    assert isinstance(sent, Accepted)
+    assert sent.effect is Effect.SATISFIED
+
+
+@pytest.mark.parametrize("use", [WaitpointUse.PENDING, WaitpointUse.EITHER])
+async def test_a_suspend_that_reads_nothing_misses_no_signal(
+    lab: Lab, second_lab: Lab, use: WaitpointUse
+) -> None:
+    """The signal comes by another process, so that the claim is out of date"""
+    made = await lab.engine.suspensions.make_waitpoint(await lab.running(), GO, lasting=True)
+    assert made.claim is not None
+    [ticket] = await lab.engine.suspensions.tickets((made.waitpoint,))
+    await signal(second_lab, made.claim.id, ticket)
+    answer = await suspend(lab, made.claim, at(made.waitpoint.id, use))
+    assert answer.satisfied
+
+
+@pytest.mark.parametrize("use", [WaitpointUse.PENDING, WaitpointUse.EITHER])
+async def test_a_suspend_that_reads_nothing_sees_that_the_waitpoint_was_closed(
+    lab: Lab, second_lab: Lab, use: WaitpointUse
+) -> None:
+    made = await lab.engine.suspensions.make_waitpoint(await lab.running(), GO, lasting=True)
+    assert made.claim is not None
+    await second_lab.engine.suspensions.close_waitpoint(made.claim.id, made.waitpoint.id)
+    with pytest.raises(WaitpointNotPending):
+        await suspend(lab, made.claim, at(made.waitpoint.id, use))

@@ -36,6 +36,13 @@ def check_whole(value: object, what: str, least: int = 0, most: int = MAX_COUNT)
     return value
 
 
+def check_wholes(values: Iterable[object], what: str) -> None:
+    """The same for several numbers, each a count."""
+    for value in values:
+        if type(value) is not int or not 0 <= value <= MAX_COUNT:
+            check_whole(value, what)
+
+
 def check_limit(value: object, most: int) -> int:
     """How many items a caller wants: none if zero or less, and at most `most`."""
     if type(value) is not int:

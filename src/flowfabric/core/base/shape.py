@@ -8,7 +8,7 @@ import builtins
 import types
 import typing
 from collections import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
@@ -28,6 +28,8 @@ _Fits = Callable[[Any], bool]
 
 class _Member(NamedTuple):
     name: str
+    exact: frozenset[type]
+    """Classes whose own instances fit: for them, the check need not be called."""
     fits: _Fits
     expected: str
 
@@ -42,7 +44,7 @@ def check_shape(value: object, kind: type[S], what: str, *, spans: tuple[str, ..
             checked = replace(checked, **{name: check_span(given, f"{name} of a {what}")})
     for member in _members(kind):
         given = getattr(checked, member.name)
-        if not member.fits(given):
+        if type(given) not in member.exact and not member.fits(given):
             found = type(given).__name__
             raise Invalid(f"{member.name} of a {what} must be {member.expected}, not {found}")
     if isinstance(checked, Document):
@@ -53,7 +55,19 @@ def check_shape(value: object, kind: type[S], what: str, *, spans: tuple[str, ..
 @lru_cache(maxsize=256)
 def _members(kind: type[msgspec.Struct]) -> tuple[_Member, ...]:
     hints = get_type_hints(kind)
-    return tuple(_Member(name, *_check_of(hints[name])) for name in kind.__struct_fields__)
+    return tuple(
+        _Member(name, frozenset(_exact(hints[name])), *_check_of(hints[name]))
+        for name in kind.__struct_fields__
+    )
+
+
+def _exact(hint: Any) -> Iterator[type]:
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        for each in get_args(hint):
+            yield from _exact(each)
+    kind = getattr(hint, "__supertype__", hint)
+    if isinstance(kind, type) and not issubclass(kind, msgspec.Struct):
+        yield kind
 
 
 def _check_of(hint: Any) -> tuple[_Fits, str]:

@@ -11,7 +11,6 @@ from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import Event
 from flowfabric.core.execution.model import (
-    EMPTY_LIFE,
     Active,
     Attempt,
     Ended,
@@ -69,7 +68,10 @@ class Change(Struct, Generic[T_co], frozen=True, gc=False):
     def outbox(self) -> tuple[OutboxEntry, ...]:
         """Everything that is owed to flows after this change."""
         after = self.after
-        if after is None or (after.execution.flow is None and after.head.life is EMPTY_LIFE):
+        if after is None:
+            return self.owed
+        life = after.head.life
+        if after.execution.flow is None and not life.flows and not life.awaited_by:
             return self.owed  # most changes
         return self.owed + outbox_of(self.before, after)
 

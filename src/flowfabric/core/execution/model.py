@@ -16,7 +16,13 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from flowfabric.core.base.document import Document
-from flowfabric.core.base.ids import ExecutionId, derive_attempt_id, is_home
+from flowfabric.core.base.ids import (
+    ExecutionId,
+    derive_attempt_id,
+    flow_partition,
+    is_home,
+    lane_partition,
+)
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.cleaning import Cleanup
 from flowfabric.core.execution.granted import GivenAttempt, Grant
@@ -265,6 +271,13 @@ class Execution(Struct, frozen=True, gc=False):
         return ExecutionId.solo(self.route.lane, self.uuid)
 
     @property
+    def partition(self) -> int:
+        """That of its id."""
+        if self.flow is not None:
+            return flow_partition(self.flow)
+        return lane_partition(self.route.lane)
+
+    @property
     def flow_joined(self) -> UUID | None:
         """The flow; None also for one that waits in its partition to join a flow."""
         return None if self.flow is None or is_home(self.flow) else self.flow
@@ -392,9 +405,11 @@ class Snapshot(Struct, frozen=True, gc=False):
         new = replace(self.head, version=self.head.version + 1, **head)
         if int(new.flags) & _SUSPECT and _survived(self.state, state, new.life):
             new = replace(new, flags=new.flags & ~Flags.SUSPECT, life=excused(new.life))
-        if new.life.waits is not None:
-            new = replace(new, life=replace(new.life, waits=_still_open(new.life.waits, state)))
-        after = replace(self, head=new, state=state)
+        if (waits := new.life.waits) is not None:
+            left = _still_open(waits, state)
+            if left is not waits:
+                new = replace(new, life=replace(new.life, waits=left))
+        after = Snapshot(self.execution, new, state)
         if int(new.flags) & _LIMITS and isinstance(state, Waiting | Suspended):
             return replace(after, head=replace(new, rank=after.place))  # no slot, no admission
         return after
@@ -437,12 +452,17 @@ class Snapshot(Struct, frozen=True, gc=False):
         clean-up, or the expiry of a pending waitpoint. None if it has ended."""
         if isinstance(self.state, Ended):
             return None
-        waits = self.head.life.waits
-        expiry = None if waits is None else waits.next_expiry
-        cleanup = self.head.life.cleanup
-        end = self.deadline_at if cleanup is None else cleanup.until
-        moments = [at for at in (end, expiry) if at is not None]
-        return min(moments, default=None)
+        life = self.head.life
+        if life.cleanup is not None:
+            end: Millis | None = life.cleanup.until
+        else:
+            end = self.deadline_at if int(self.head.flags) & _DEADLINE else None
+        if life.waits is None or not life.waits.pending:
+            return end
+        expiry = life.waits.next_expiry
+        if end is None or expiry is None:
+            return end if expiry is None else expiry
+        return min(end, expiry)
 
     @property
     def attempts_made(self) -> int:
@@ -531,9 +551,13 @@ def _still_open(waits: Waits, state: State) -> Waits:
         known = {p.id: p for p in (*waits.pending, *waits.active) if p.attempt is None}
         lasting = tuple(replace(p, counted=0) for p in known.values())
         return Waits(signals=waits.signals, internal=waits.internal, pending=lasting)
-    attempt = _attempt_going_on(state)
-    pending = tuple(p for p in waits.pending if p.attempt is None or p.attempt == attempt)
     suspension = waits.suspension if isinstance(state, Suspended) else None
+    pending = waits.pending
+    if pending:
+        attempt = _attempt_going_on(state)
+        pending = tuple([p for p in pending if p.attempt is None or p.attempt == attempt])
+    if suspension is waits.suspension and len(pending) == len(waits.pending):
+        return waits
     return replace(waits, pending=pending, suspension=suspension)
 
 

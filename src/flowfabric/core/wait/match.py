@@ -54,21 +54,24 @@ def match_signal(
 ) -> SignalMatch:
     """Offers a signal to every arm that binds its waitpoint; where waitpoints outlast the wait, it
     counts for the first arm only that can use it."""
-    key = source_key(signal.source_type, signal.source)
-    known = _counted_leaves(suspension, dedup.get(key))
+    known = 0
+    if dedup:
+        known = _counted_leaves(
+            suspension, dedup.get(source_key(signal.source_type, signal.source))
+        )
     arms, effects, satisfied = list(suspension.arms), [Effect.NOT_IN_CONDITION], []
     # Leaves are numbered through all arms: the second leaf of an arm that follows one of three
     # leaves is bit 4, so the arm's own leaves are the mask shifted by `offset`, here 3.
     offset, mask = 0, known
     for number, arm in enumerate(suspension.arms):
         width = len(arm.tallies)
-        if any(bound.id == signal.waitpoint for bound in arm.bound):
+        if signal.waitpoint in [bound.id for bound in arm.bound]:
             sourced = (known >> offset) & ((1 << width) - 1)
             found = match_condition(read_condition(arm.condition), arm.tallies, signal, sourced)
             effects.append(found.effect)
             mask |= found.sourced << offset
             if found.effect in _COUNTS:
-                bound = tuple(_counting(each, signal) for each in arm.bound)
+                bound = tuple([_counting(each, signal) for each in arm.bound])
                 arms[number] = replace(arm, tallies=found.tallies, bound=bound)
             if found.satisfied:
                 satisfied.append(number)
@@ -76,10 +79,14 @@ def match_signal(
                 break
         offset += width
     effect = min(effects, key=_STRENGTH.index)
-    doc = msgspec.json.encode(_Sourced(suspension.id, f"{mask:x}"))
-    new = () if mask == known else (DedupRecord(key, doc=doc),)
+    new = () if mask == known else (_sourced_record(suspension, signal, mask),)
     after = replace(suspension, arms=tuple(arms))
     return SignalMatch(after, effect, tuple(satisfied), effect in _COUNTS, new)
+
+
+def _sourced_record(suspension: Suspension, signal: Signal, leaves: int) -> DedupRecord:
+    doc = msgspec.json.encode(_Sourced(suspension.id, f"{leaves:x}"))
+    return DedupRecord(source_key(signal.source_type, signal.source), doc=doc)
 
 
 def _counted_leaves(suspension: Suspension, record: DedupRecord | None) -> int:

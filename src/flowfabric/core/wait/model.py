@@ -256,8 +256,12 @@ class Suspension(Document, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def due_at(self) -> Millis | None:
         """When it must be looked at: the first of its timeouts, or `until`."""
-        moments = [self.until, *(arm.timeout_at for arm in self.arms)]
-        return min((at for at in moments if at is not None), default=None)
+        first = self.until
+        for arm in self.arms:
+            at = arm.timeout_at
+            if at is not None and (first is None or at < first):
+                first = at
+        return first
 
 
 class Closed(Struct, frozen=True, omit_defaults=True):
@@ -290,7 +294,9 @@ class Waits(Document, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def active(self) -> tuple[Pending, ...]:
         arms = self.suspension.arms if self.suspension is not None else ()
-        return tuple(bound for arm in arms for bound in arm.bound)
+        if len(arms) == 1:
+            return arms[0].bound
+        return tuple([bound for arm in arms for bound in arm.bound])
 
     @property
     def open(self) -> tuple[Pending, ...]:
@@ -300,7 +306,12 @@ class Waits(Document, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def next_expiry(self) -> Millis | None:
         """When the first pending waitpoint runs out."""
-        return min((p.expires_at for p in self.pending if p.expires_at is not None), default=None)
+        first: Millis | None = None
+        for each in self.pending:
+            at = each.expires_at
+            if at is not None and (first is None or at < first):
+                first = at
+        return first
 
 
 NO_WAITS = Waits()

@@ -98,17 +98,22 @@ def suspension_of(snapshot: Snapshot) -> Suspension | None:
 
 
 def end_suspension(
-    snapshot: Snapshot, now: Millis, suspension: Suspension, end: SuspensionEnd
+    snapshot: Snapshot,
+    now: Millis,
+    suspension: Suspension,
+    end: SuspensionEnd,
+    waits: Waits | None = None,
 ) -> tuple[Snapshot, tuple[Step, ...]]:
     """The execution after its suspension, which continues its attempt, and the steps that its
-    waits become. `suspension` is as the signal that ended it left it."""
+    waits become. `suspension` and `waits` are as the signal that ended it left them."""
     if not isinstance(snapshot.state, Suspended):
         raise NotSuspended
+    before = waits or snapshot.life.waits or NO_WAITS
     life = replace(
         snapshot.life,
         not_before=Millis(now + end.delay) if end.delay else None,
         delay=Gate.RESUME_DELAY,
-        waits=close_suspension(snapshot.life.waits or NO_WAITS, now, suspension, end),
+        waits=close_suspension(before, now, suspension, end),
     )
     after = snapshot.to(admit(life, snapshot.state.next, now, snapshot.head.flags), life=life)
     return after, steps_of(suspension, now, end)
@@ -145,18 +150,23 @@ def close_suspension(
         used = end.done.get(number) is Waited.SIGNALLED
         for bound in arm.bound:
             left.setdefault(bound.id, []).append((bound, used))
-    pending = {p.id: p for p in waits.pending}
-    pending |= {id: _left_open(ends) for id, ends in left.items()}
+    pending = waits.pending
+    if left:
+        known = {p.id: p for p in pending}
+        known |= {id: _left_open(ends) for id, ends in left.items()}
+        pending = tuple(known.values())
     last = Closed(suspension.id, suspension.attempt, now, end.reason, end.closer)
-    return replace(waits, suspension=None, pending=tuple(pending.values()), last=last)
+    return replace(waits, suspension=None, pending=pending, last=last)
 
 
 def steps_of(suspension: Suspension, now: Millis, end: SuspensionEnd) -> tuple[Step, ...]:
     """The recorded steps of the waits that are over."""
-    arms = [(suspension.arms[number], how) for number, how in end.done.items()]
-    return tuple(
-        _step(arm.step, suspension, now, arm, how, end) for arm, how in arms if arm.step is not None
-    )
+    steps = []
+    for number, how in end.done.items():
+        arm = suspension.arms[number]
+        if arm.step is not None:
+            steps.append(_step(arm.step, suspension, now, arm, how, end))
+    return tuple(steps)
 
 
 def resume(
@@ -246,9 +256,8 @@ def _auto_resume(
         source_type="system",
     )
     numbered = replace(waits, signals=signal.number, internal=waits.internal + 1)
-    head = replace(snapshot.head, life=replace(snapshot.life, waits=numbered))
     over = SuspensionEnd(reason=TIMED_OUT, done=done, closer=signal_id)
-    after, steps = end_suspension(replace(snapshot, head=head), now, suspension, over)
+    after, steps = end_suspension(snapshot, now, suspension, over, numbered)
     change: Change[Never] = Change(
         NotSuspended(),
         snapshot,
@@ -331,7 +340,7 @@ def _step(
     ref: StepRef, suspension: Suspension, now: Millis, arm: Arm, how: Waited, end: SuspensionEnd
 ) -> Step:
     """A signal that satisfied the arm alone is part of the step: its reader need not look it up."""
-    signal = end.signal if sum(tally.count for tally in arm.tallies) == 1 else None
+    signal = end.signal if sum([tally.count for tally in arm.tallies]) == 1 else None
     alone = arm.bound[0].id if signal is None and len(arm.bound) == 1 else None
     recorded = Recorded(
         branch=ref.branch,

@@ -29,6 +29,7 @@ from flowfabric.core.execution.ending import event_of
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.lease import present
 from flowfabric.core.execution.model import Ended, Snapshot, Suspended
+from flowfabric.core.execution.step import Step
 from flowfabric.core.wait.keyring import Keyring
 from flowfabric.core.wait.match import SignalMatch, match_signal, source_key
 from flowfabric.core.wait.model import (
@@ -187,7 +188,7 @@ class _Delivering:
         self._check_unused()
         if isinstance(self._snapshot.state, Ended):
             raise NotSignalable(f"{self._snapshot.run} has ended")
-        active = any(bound.id == self._waitpoint.id for bound in self._waits.active)
+        active = self._waitpoint.id in [bound.id for bound in self._waits.active]
         if not active:
             self._check_pending()
         self._check_terms()
@@ -303,11 +304,11 @@ class _Delivering:
         delay = self._delivery.delay
         if delay is None:
             delay = match.suspension.arms[match.satisfied[0]].policy.resume_delay or NO_TIME
-        life = replace(self._snapshot.life, waits=self._numbered)
-        counted = replace(self._snapshot, head=replace(self._snapshot.head, life=life))
         end = SuspensionEnd.by_signal(row.signal, match.satisfied, delay)
-        after, steps = end_suspension(counted, self._now, match.suspension, end)
-        return replace(self._change(row, after, dedup=match.dedup), steps=steps)
+        after, steps = end_suspension(
+            self._snapshot, self._now, match.suspension, end, self._numbered
+        )
+        return self._change(row, after, dedup=match.dedup, steps=steps)
 
     @property
     def _numbered(self) -> Waits:
@@ -321,7 +322,11 @@ class _Delivering:
         )
 
     def _change(
-        self, row: ReceivedSignal, after: Snapshot, dedup: tuple[DedupRecord, ...] = ()
+        self,
+        row: ReceivedSignal,
+        after: Snapshot,
+        dedup: tuple[DedupRecord, ...] = (),
+        steps: tuple[Step, ...] = (),
     ) -> "Change[SignalAnswer]":
         signal = row.signal
         detail = {
@@ -336,6 +341,7 @@ class _Delivering:
             self._snapshot,
             after,
             (event_of(self._snapshot, self._now, EventKind.SIGNALLED, detail),),
+            steps=steps,
             signals=(row,),
             dedup=(*self._records(), *dedup),
         )
@@ -455,6 +461,8 @@ def revoke(
 
 def revoked_at(loaded: Loaded, waitpoint: UUID) -> Millis | None:
     """When every token of a waitpoint issued so far was revoked, the last time."""
+    if not loaded.dedup:
+        return None
     everything = loaded.dedup.get(_revoked_key(waitpoint, ""))
     return None if everything is None else Millis(msgspec.json.decode(everything.doc, type=int))
 

@@ -5,6 +5,7 @@ that were received before count as if they came just after; if they satisfy an a
 kept.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import cast
 from uuid import UUID
@@ -258,6 +259,25 @@ def needs_to_suspend(
         ),
         few=few,
     )
+
+
+def known_to_suspend(
+    snapshot: Snapshot | None, request: Suspend, rows: Mapping[tuple[UUID, UUID], Waitpoint]
+) -> Loaded | None:
+    """What `needs_to_suspend` would find, if that is known without reading it: no signal was
+    received so far, and all waitpoints are pending (so none is closed) and among `rows`, which are
+    known by execution and id. None if it has to be read."""
+    waits = None if snapshot is None else snapshot.life.waits
+    if snapshot is None or waits is None or waits.signals or request.idempotency_key:
+        return None
+    pending = [each.id for each in waits.pending]
+    found: dict[UUID, Waitpoint] = {}
+    for binding in request.bindings:
+        row = rows.get((snapshot.execution.uuid, binding.id))
+        if row is None or binding.id not in pending:
+            return None
+        found[binding.id] = row
+    return Loaded(found, {}, [])
 
 
 def suspend(

@@ -172,9 +172,16 @@ def verify(
 def peek(token: Token | str | None) -> TokenClaims | None:
     """What a token says it is limited to, before it is verified: good for finding what
     verification needs, and for nothing else."""
+    return peek_with_kid(token)[1]
+
+
+def peek_with_kid(token: Token | str | None) -> tuple[str, TokenClaims | None]:
+    """The same, after which key signed it; that is empty when the text is no token."""
     presented = _presented(token)
     parts = None if presented is None else _parts(presented.reveal())
-    return None if parts is None or parts.claims is None else _unpack(parts.claims)
+    if parts is None:
+        return "", None
+    return parts.kid, None if parts.claims is None else _unpack(parts.claims)
 
 
 def fingerprint(text: str) -> str:
@@ -287,12 +294,11 @@ def _mac(secret: bytes, kid: str, waitpoint: Waitpoint, claims: bytes | None) ->
         terms,
         claims,
     )
-    return hmac.digest(secret, b"".join(map(_delimited, fields)), "sha256").hex()
-
-
-def _delimited(field: bytes | None) -> bytes:
-    """Its length goes ahead of a field, so nothing can move into its neighbour."""
-    return b"\0" if field is None else b"\1" + len(field).to_bytes(8, "big") + field
+    # The length of a field goes ahead of it, so nothing can move into its neighbour.
+    whole = b""
+    for field in fields:
+        whole += b"\0" if field is None else b"\1" + len(field).to_bytes(8, "big") + field
+    return hmac.digest(secret, whole, "sha256").hex()
 
 
 def _parts(text: str) -> _Parts | None:

@@ -67,6 +67,7 @@ class Batcher(Generic[Item, Answer]):
         self._flush = flush
         self._keys = keys
         self._weight = weight
+        self._is_plain = keys is _nothing and weight is _weightless
         self._capacity = capacity
         self._cores = Cores() if halves else None
         self._flushed_at = self._took = 0.0
@@ -150,6 +151,8 @@ class Batcher(Generic[Item, Answer]):
             _settle(future, answer)
 
     def _next_batch(self, most: int) -> list[tuple[Item, "asyncio.Future[Answer]"]]:
+        if self._is_plain:
+            return [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
         batch: list[tuple[Item, asyncio.Future[Answer]]] = []
         later: list[tuple[Item, asyncio.Future[Answer]]] = []
         seen: set[Hashable] = set()

@@ -6,7 +6,7 @@ rival is loaded and decided again.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Literal, TypeVar
 from uuid import UUID
@@ -66,17 +66,20 @@ class Decisions:
         self._post_commit = post_commit
         self._batcher: Batcher[Decision, Any] = Batcher("decide", self._flush)
 
-    async def decide(self, uuid: UUID, rule: Rule[T], held: Snapshot | None = None) -> T:
+    def decide(self, uuid: UUID, rule: Rule[T], held: Snapshot | None = None) -> Awaitable[T]:
         """What the rule answers, once its change is durable."""
-        answer: T = await self._batcher.put(Decision(uuid, rule, held))
-        return answer
+        return self._batcher.put(Decision(uuid, rule, held))
 
-    async def decide_loaded(
-        self, uuid: UUID, rule: LoadedRule[T], needs: NeedsOf, held: Snapshot | None = None
-    ) -> T:
+    def decide_loaded(
+        self,
+        uuid: UUID,
+        rule: LoadedRule[T],
+        needs: NeedsOf,
+        held: Snapshot | None = None,
+        loaded: Loaded | None = None,
+    ) -> Awaitable[T]:
         """The same for a rule that needs more than the execution itself."""
-        answer: T = await self._batcher.put(Decision(uuid, rule, held, needs))
-        return answer
+        return self._batcher.put(Decision(uuid, rule, held, needs, loaded))
 
     async def decide_all(self, decisions: list[Decision]) -> list[Any]:
         """Many rules at once; an answer may be an exception."""
@@ -241,7 +244,8 @@ def _decide_group(
         decision.outcome = change.outcome
         if change.after is not None:
             snapshot = change.after
-            _note_written(loaded, change)
+            if len(group) > 1:
+                _note_written(loaded, change)
             folded = change if folded is None else fold(folded, change)
     return folded
 

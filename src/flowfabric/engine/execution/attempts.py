@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from flowfabric.core.base.errors import FenceRequired, Invalid, InvalidHandle
 from flowfabric.core.base.ids import ExecutionId, parse_uuid
-from flowfabric.core.base.numbers import check_kind_of, check_whole
+from flowfabric.core.base.numbers import check_kind_of, check_whole, check_wholes
 from flowfabric.core.base.text import (
     MAX_PROGRESS_MESSAGE,
     MAX_REASON,
@@ -259,8 +259,10 @@ class Attempts(Service):
         state_value: bytes | None = None,
     ) -> None:
         if isinstance(owned, Claim):
-            lease, epoch = owned.lease.id, owned.epoch
-            held = SideWrite(owned.uuid, lease, epoch, progress, step, state_value)
+            now, lease = owned.snapshot, owned.lease
+            held = SideWrite(
+                now.execution.uuid, lease.id, now.head.epoch, progress, step, state_value
+            )
             if await self._notes.put(held):
                 return
         id, owner = self.unpack(owned)
@@ -277,15 +279,18 @@ class Attempts(Service):
     async def _flush_notes(self, notes: list[SideWrite]) -> list[bool]:
         """One call for all, unless two owners of one execution meet: the store answers by
         execution, and an owner that lost its lease must not get the other's answer."""
+        fences = [(note.uuid, note.lease_id, note.epoch) for note in notes]
         written: set[tuple[UUID, UUID, int]] = set()
-        rest = notes
+        rest = list(zip(fences, notes, strict=True))
         while rest:
-            owners = {note.uuid: _note_fence(note) for note in reversed(rest)}
-            call = [note for note in rest if owners[note.uuid] == _note_fence(note)]
+            owners = {fence[0]: fence for fence, _ in reversed(rest)}
+            call = [note for fence, note in rest if owners[fence[0]] == fence]
             found = await self._context.store.write_progress(call, self._now())
-            written.update(owners[uuid] for uuid in found)
-            rest = [note for note in rest if owners[note.uuid] != _note_fence(note)]
-        return [_note_fence(note) in written for note in notes]
+            written.update([owners[uuid] for uuid in found])
+            if len(call) == len(rest):
+                break
+            rest = [each for each in rest if owners[each[0][0]] != each[0]]
+        return [fence in written for fence in fences]
 
 
 def seal_claim(context: EngineContext, claim: Claim) -> str:
@@ -366,10 +371,6 @@ def _change_weight(change: Change[object]) -> int:
     return len(getattr(state, "result", None) or b"")
 
 
-def _note_fence(note: SideWrite) -> tuple[UUID, UUID, int]:
-    return note.uuid, note.lease_id, note.epoch
-
-
 def _note_weight(note: SideWrite) -> int:
     return (len(note.step.doc) if note.step else 0) + len(note.state_value or b"")
 
@@ -378,8 +379,7 @@ def _check_step(step: Step) -> None:
     check_kind_of(step, Step, "step")
     check_text(step.name, "step name", limit=MAX_STEP_NAME)
     check_bytes(step.doc, "step", MAX_STEP)
-    for number in (step.generation, step.position, step.occurrence):
-        check_whole(number, "a number of a step")
+    check_wholes((step.generation, step.position, step.occurrence), "a number of a step")
 
 
 def _check_failure(failure: Failure) -> None:

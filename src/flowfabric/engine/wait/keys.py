@@ -50,7 +50,7 @@ class Ring:
         self._make = make
         self._known = EMPTY_RING
         self._read_at: Millis | None = None
-        self._reading = asyncio.Lock()
+        self._reading: asyncio.Event | None = None
 
     def now(self) -> Millis:
         return self._store.clock.now()
@@ -59,11 +59,20 @@ class Ring:
         """The ring, at most a second old."""
         if fresh or self._is_old():
             asked_at = self.now()
-            async with self._reading:  # a thousand senders at once read it once
-                if self._is_old() or (fresh and not self._was_read_since(asked_at)):
-                    now = self.now()
-                    self._know(_opened(await find(self._store, KEYRING, ONLY)), now)
+            while self._reading is not None:  # a thousand senders at once read it once
+                await self._reading.wait()  # not a lock, which would let them go one by one
+            if self._is_old() or (fresh and not self._was_read_since(asked_at)):
+                await self._read()
         return self._known
+
+    async def _read(self) -> None:
+        self._reading = read = asyncio.Event()
+        try:
+            now = self.now()
+            self._know(_opened(await find(self._store, KEYRING, ONLY)), now)
+        finally:
+            self._reading = None
+            read.set()
 
     def _is_old(self) -> bool:
         age = None if self._read_at is None else self.now() - self._read_at

@@ -33,7 +33,7 @@ from flowfabric.core.wait.signal import (
     Delivery,
     SignalAnswer,
 )
-from flowfabric.core.wait.token import Token, peek
+from flowfabric.core.wait.token import Token, peek, peek_with_kid
 from flowfabric.core.wait.waitpoint import AskedDecision, asked_decision
 from flowfabric.engine.context import Service
 
@@ -50,9 +50,8 @@ class Signals(Service):
         waitpoint and a wrong token get the same answer; with `hidden`, so does an unknown
         execution."""
         wanted = check_delivery(delivery)
-        kid = token.kid if isinstance(token, Token) else _kid(token)
+        kid, claims = peek_with_kid(token)
         credential = Credential(await self._context.ring.for_token(kid), token)
-        claims = peek(token)
         return await self._decide_loaded(
             id,
             lambda found: rules.needs_to_deliver(found, wanted, claims),
@@ -140,8 +139,8 @@ class Signals(Service):
         run or waitpoint and a wrong token get the same answer; without a token, all do."""
         if not token:
             raise MissingToken("a token is required")
-        target, claims = parse_uuid(waitpoint, "waitpoint"), peek(token)
-        kid = token.kid if isinstance(token, Token) else _kid(token)
+        target = parse_uuid(waitpoint, "waitpoint")
+        kid, claims = peek_with_kid(token)
         credential = Credential(await self._context.ring.for_token(kid), token)
         snapshot = await self._load(id)
         needs = rules.needs_to_look(snapshot, target, claims)
@@ -217,7 +216,3 @@ def check_delivery(delivery: object) -> Delivery:
     if checked.max_signals is not None:
         check_whole(checked.max_signals, "max_signals")
     return checked
-
-
-def _kid(token: object) -> str:
-    return Token(token).kid if isinstance(token, str) else ""

@@ -1,5 +1,6 @@
 """Waiting for the outside world: suspending, waitpoints and their tokens."""
 
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -111,11 +112,13 @@ class Suspensions(Service):
         wanted = _checked(request, self._now())
         id, owner = self._attempts.unpack(owned)
         wanted = await self._signed(wanted)
+        held = owned.snapshot if isinstance(owned, Claim) else None
         return await self._decide_loaded_on(
-            owned.snapshot if isinstance(owned, Claim) else None,
+            held,
             id,
             lambda found: rules.needs_to_suspend(found, wanted),
             lambda found, now, loaded: rules.suspend(found, now, loaded, owner, wanted),
+            rules.known_to_suspend(held, wanted, self._known),
         )
 
     async def go_on(self, claim: Claim, request: Suspend) -> AlreadyMet | None:
@@ -207,7 +210,7 @@ class Suspensions(Service):
             raise Invalid("waitpoint_key_empty")
         span = None if expires_in is None else check_span(expires_in, "expires_in", 1)
         execution, owner = self._attempts.unpack(owned)
-        latest: Snapshot | None = None
+        changes: list[Change[Waitpoint]] = []
         new = NewWaitpoint(
             id=self._fresh() if id is None else parse_uuid(id, "waitpoint"),
             key=key,
@@ -218,19 +221,14 @@ class Suspensions(Service):
             slot=None if slot is None else parse_uuid(slot, "slot"),
         )
 
-        def create(found: Snapshot | None, now: Millis, loaded: Loaded) -> Change[Waitpoint]:
-            nonlocal latest
-            change = waitpoint_rules.create(found, now, loaded, owner, new)
-            latest = change.after
-            return change
-
         made = await self._decide_loaded_on(
             owned.snapshot if isinstance(owned, Claim) else None,
             execution,
             lambda found: waitpoint_rules.needs_waitpoints(found, new.id),
-            create,
+            partial(_create, changes, owner, new),
         )
         _keep(self._known, made)
+        latest = changes[-1].after
         if latest is None or not isinstance(owned, Claim):
             return MadeWaitpoint(made, None)
         return MadeWaitpoint(made, replace(owned, snapshot=latest))
@@ -448,6 +446,19 @@ class Suspensions(Service):
         if row is None:
             return None
         return row, None if revoked is None else Millis(revoked + 1)
+
+
+def _create(
+    changes: list[Change[Waitpoint]],
+    owner: Owner,
+    new: NewWaitpoint,
+    found: Snapshot | None,
+    now: Millis,
+    loaded: Loaded,
+) -> Change[Waitpoint]:
+    """The rule; the last of `changes` is the one that is written."""
+    changes.append(waitpoint_rules.create(found, now, loaded, owner, new))
+    return changes[-1]
 
 
 class _SignedTokens:

@@ -5,10 +5,11 @@ beforehand."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
+from uuid import UUID
 
 from flowfabric.core.execution.model import Active
 from flowfabric.store.postgres.moves import RowMove
-from flowfabric.store.postgres.session import columns
+from flowfabric.store.postgres.session import columns, without_ids
 from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.execution import (
     COLUMNS,
@@ -33,6 +34,15 @@ _BESIDE = {
     (StateTable.LEASE, StateTable.PARKED): "suspended_directly",
     (StateTable.LEASE, StateTable.LEASE): "held_directly",
 }
+_SHARED_BESIDE = {
+    (StateTable.PARKED, StateTable.READY): (1, 2, 3, 4, 5, 6, 8, 10, 14),
+    (StateTable.LEASE, StateTable.PARKED): (1, 2, 3, 4, 5, 6, 9, 11, 14, 15),
+    (StateTable.LEASE, StateTable.LEASE): (1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 14, 16, 17),
+}
+_SHARED_EVENT_BESIDE = (1, 2, 3, 4, 5)
+_SHARED_STEP = (1, 2, 3, 4)
+_SHARED_SIGNAL = (1,)
+"""Columns of `_BESIDE` that changes of the same moment often have in common."""
 _STEP_WIDTH, _WAITPOINT_WIDTH, _SIGNAL_WIDTH, _DEDUP_WIDTH = 6, 3, 5, 4
 _SHARED_ENDING = (1, 2, 4, 6, 7, 8, 9, 10, 16)
 _SHARED_EVENT = (1, 2, 3, 6)
@@ -63,18 +73,24 @@ def _values_beside(moves: Sequence[RowMove], names: Names) -> list[Any]:
     events: list[Row] = []
     steps: list[Row] = []
     rows: list[Row] = []
+    ids: list[UUID] = []
     for move in moves:
-        events += [event_row(event, names) for event in move.change.events]
-        steps += [step_row(move.uuid, step) for step in move.change.steps]
+        change, uuid = move.change, move.uuid
+        for event in change.events:
+            events.append(event_row(event, names))
+        for step in change.steps:
+            steps.append(step_row(uuid, step))
         rows.append((*state_row(move.after, names), *_compared(move)))
-    beside = written_by((move.uuid, move.change) for move in moves)
+        ids.append(uuid)
+    beside = written_by([(move.uuid, move.change) for move in moves])
+    own = tuple(ids)
     return [
-        *columns(events, len(EVENT)),
-        *columns(steps, _STEP_WIDTH),
-        *columns(beside.waitpoints, _WAITPOINT_WIDTH),
-        *columns(beside.signals, _SIGNAL_WIDTH),
-        *columns(beside.dedup, _DEDUP_WIDTH),
-        *columns(rows, len(rows[0])),
+        *without_ids(columns(events, len(EVENT), _SHARED_EVENT_BESIDE), own),
+        *without_ids(columns(steps, _STEP_WIDTH, _SHARED_STEP), own),
+        *without_ids(columns(beside.waitpoints, _WAITPOINT_WIDTH), own),
+        *without_ids(columns(beside.signals, _SIGNAL_WIDTH, _SHARED_SIGNAL), own),
+        *without_ids(columns(beside.dedup, _DEDUP_WIDTH), own),
+        *columns(rows, len(rows[0]), _SHARED_BESIDE[moves[0].origin, moves[0].target]),
     ]
 
 

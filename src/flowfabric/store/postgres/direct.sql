@@ -19,21 +19,31 @@ made_ready as (
 )
 
 -- part: written_beside
--- What changes write beside the rows that were `moved`.
+-- What changes write beside the rows that were `moved`. What all share of a column comes as one
+-- element; ids that are those of the changes, one each and in their order, come as NULL.
 told as (
     insert into {schema}.event (id, at, kind, epoch, attempt, worker, detail)
-    select v.id, v.at, v.kind, v.epoch, v.attempt, v.worker, v.detail
+    select
+        v.id, coalesce(v.at, ($2::bigint[])[1]), coalesce(v.kind, ($3::smallint[])[1]),
+        coalesce(v.epoch, ($4::integer[])[1]),
+        case cardinality($5::integer[]) when 1 then ($5::integer[])[1] else v.attempt end,
+        case cardinality($6::integer[]) when 1 then ($6::integer[])[1] else v.worker end,
+        v.detail
     from unnest(
-        $1::uuid[], $2::bigint[], $3::smallint[], $4::integer[], $5::integer[], $6::integer[],
-        $7::bytea[]
+        coalesce($1::uuid[], $26::uuid[]), $2::bigint[], $3::smallint[], $4::integer[],
+        $5::integer[], $6::integer[], $7::bytea[]
     ) as v (id, at, kind, epoch, attempt, worker, detail)
     where (v.id in (select moved.id from moved)) is true
 ),
 recorded as (
     insert into {schema}.step (id, generation, name, occurrence, position, doc)
-    select v.id, v.generation, v.name, v.occurrence, v.position, v.doc
+    select
+        v.id, coalesce(v.generation, ($9::integer[])[1]), coalesce(v.name, ($10::text[])[1]),
+        coalesce(v.occurrence, ($11::integer[])[1]), coalesce(v.position, ($12::integer[])[1]),
+        v.doc
     from unnest(
-        $8::uuid[], $9::integer[], $10::text[], $11::integer[], $12::integer[], $13::bytea[]
+        coalesce($8::uuid[], $26::uuid[]), $9::integer[], $10::text[], $11::integer[],
+        $12::integer[], $13::bytea[]
     ) as v (id, generation, name, occurrence, position, doc)
     where (v.id in (select moved.id from moved)) is true
     on conflict (id, generation, name, occurrence) do nothing
@@ -41,21 +51,25 @@ recorded as (
 opened as (
     insert into {schema}.waitpoint (id, waitpoint, doc)
     select v.id, v.waitpoint, v.doc
-    from unnest($14::uuid[], $15::uuid[], $16::bytea[]) as v (id, waitpoint, doc)
+    from unnest(coalesce($14::uuid[], $26::uuid[]), $15::uuid[], $16::bytea[])
+        as v (id, waitpoint, doc)
     where (v.id in (select moved.id from moved)) is true
     on conflict (id, waitpoint) do nothing
 ),
 received as (
     insert into {schema}.signal (id, number, waitpoint, suspension, doc)
-    select v.id, v.number, v.waitpoint, v.suspension, v.doc
-    from unnest($17::uuid[], $18::integer[], $19::uuid[], $20::uuid[], $21::bytea[])
-        as v (id, number, waitpoint, suspension, doc)
+    select v.id, coalesce(v.number, ($18::integer[])[1]), v.waitpoint, v.suspension, v.doc
+    from unnest(
+        coalesce($17::uuid[], $26::uuid[]), $18::integer[], $19::uuid[], $20::uuid[], $21::bytea[]
+    ) as v (id, number, waitpoint, suspension, doc)
     where (v.id in (select moved.id from moved)) is true
 ),
 marked as (
     insert into {schema}.mark (id, mark, until, doc)
     select v.id, v.mark, v.until, v.doc
-    from unnest($22::uuid[], $23::bytea[], $24::bigint[], $25::bytea[]) as v (id, mark, until, doc)
+    from unnest(
+        coalesce($22::uuid[], $26::uuid[]), $23::bytea[], $24::bigint[], $25::bytea[]
+    ) as v (id, mark, until, doc)
     where (v.id in (select moved.id from moved)) is true
     on conflict (id, mark) do update set until = excluded.until, doc = excluded.doc
 )
@@ -65,7 +79,15 @@ marked as (
 with moved as (
     delete from {schema}.parked t
     using (
-        select f.ctid as place, m.*
+        select
+            f.ctid as place, m.id, coalesce(m.version, ($27::integer[])[1]) as version,
+            coalesce(m.epoch, ($28::integer[])[1]) as epoch,
+            coalesce(m.rank, ($29::bigint[])[1]) as rank,
+            coalesce(m.flags, ($30::smallint[])[1]) as flags,
+            coalesce(m.attempt, ($31::integer[])[1]) as attempt,
+            coalesce(m.start, ($32::smallint[])[1]) as start, m.life,
+            coalesce(m.route, ($34::integer[])[1]) as route, m.timeout,
+            coalesce(m.held_until, ($36::bigint[])[1]) as held_until, m.held_for, m.lost, m.queue
         from unnest(
             $26::uuid[], $27::integer[], $28::integer[], $29::bigint[], $30::smallint[],
             $31::integer[], $32::smallint[], $33::bytea[], $34::integer[], $35::bigint[],
@@ -76,7 +98,7 @@ with moved as (
         )
         cross join lateral (
             select p.ctid from {schema}.parked p
-            where p.id = m.id and p.version = m.expected offset 0
+            where p.id = m.id and p.version = coalesce(m.expected, ($40::integer[])[1]) offset 0
         ) f
     ) g
     where t.ctid = g.place
@@ -91,14 +113,29 @@ select moved.id from moved
 -- From `lease` to `parked`.
 with moved as (
     delete from {schema}.lease l
-    using unnest(
-        $26::uuid[], $27::integer[], $28::integer[], $29::bigint[], $30::smallint[],
-        $31::integer[], $32::smallint[], $33::bytea[], $34::bigint[], $35::smallint[],
-        $36::bigint[], $37::bigint[], $38::bytea[], $39::bigint[], $40::integer[], $41::bigint[]
-    ) as g (
-        id, version, epoch, rank, flags, attempt, start, life,
-        timeout, gate, due_at, since, note, queue, expected, expires_at
-    )
+    using (
+        select
+            n.id, coalesce(n.version, ($27::integer[])[1]) as version,
+            coalesce(n.epoch, ($28::integer[])[1]) as epoch,
+            coalesce(n.rank, ($29::bigint[])[1]) as rank,
+            coalesce(n.flags, ($30::smallint[])[1]) as flags,
+            coalesce(n.attempt, ($31::integer[])[1]) as attempt,
+            coalesce(n.start, ($32::smallint[])[1]) as start, n.life, n.timeout,
+            coalesce(n.gate, ($35::smallint[])[1]) as gate, n.due_at,
+            case cardinality($37::bigint[]) when 1 then ($37::bigint[])[1] else n.since end
+                as since,
+            n.note, n.queue, coalesce(n.expected, ($40::integer[])[1]) as expected,
+            coalesce(n.expires_at, ($41::bigint[])[1]) as expires_at
+        from unnest(
+            $26::uuid[], $27::integer[], $28::integer[], $29::bigint[], $30::smallint[],
+            $31::integer[], $32::smallint[], $33::bytea[], $34::bigint[], $35::smallint[],
+            $36::bigint[], $37::bigint[], $38::bytea[], $39::bigint[], $40::integer[],
+            $41::bigint[]
+        ) as n (
+            id, version, epoch, rank, flags, attempt, start, life,
+            timeout, gate, due_at, since, note, queue, expected, expires_at
+        )
+    ) g
     where l.id = any(array[g.id]) and l.version = g.expected and l.expires_at = g.expires_at
     returning g.*
 ),
@@ -123,16 +160,32 @@ with moved as (
         start = g.start, life = g.life, claim = g.claim, worker = g.worker,
         started_at = g.started_at, expires_at = g.expires_at, times_out_at = g.times_out_at,
         renewed_at = g.renewed_at, route = g.route, queue = g.queue
-    from unnest(
-        $26::uuid[], $27::integer[], $28::integer[], $29::bigint[], $30::smallint[],
-        $31::integer[], $32::smallint[], $33::bytea[], $34::uuid[], $35::integer[], $36::bigint[],
-        $37::bigint[], $38::bigint[], $39::bigint[], $40::integer[], $41::bigint[], $42::integer[],
-        $43::bigint[]
-    ) as g (
-        id, version, epoch, rank, flags, attempt, start, life,
-        claim, worker, started_at, expires_at, times_out_at, renewed_at, route, queue,
-        expected, expired_at
-    )
+    from (
+        select
+            n.id, coalesce(n.version, ($27::integer[])[1]) as version,
+            coalesce(n.epoch, ($28::integer[])[1]) as epoch,
+            coalesce(n.rank, ($29::bigint[])[1]) as rank,
+            coalesce(n.flags, ($30::smallint[])[1]) as flags,
+            coalesce(n.attempt, ($31::integer[])[1]) as attempt,
+            coalesce(n.start, ($32::smallint[])[1]) as start, n.life,
+            coalesce(n.claim, ($34::uuid[])[1]) as claim,
+            coalesce(n.worker, ($35::integer[])[1]) as worker,
+            coalesce(n.started_at, ($36::bigint[])[1]) as started_at,
+            coalesce(n.expires_at, ($37::bigint[])[1]) as expires_at,
+            n.times_out_at, n.renewed_at, coalesce(n.route, ($40::integer[])[1]) as route, n.queue,
+            coalesce(n.expected, ($42::integer[])[1]) as expected,
+            coalesce(n.expired_at, ($43::bigint[])[1]) as expired_at
+        from unnest(
+            $26::uuid[], $27::integer[], $28::integer[], $29::bigint[], $30::smallint[],
+            $31::integer[], $32::smallint[], $33::bytea[], $34::uuid[], $35::integer[],
+            $36::bigint[], $37::bigint[], $38::bigint[], $39::bigint[], $40::integer[],
+            $41::bigint[], $42::integer[], $43::bigint[]
+        ) as n (
+            id, version, epoch, rank, flags, attempt, start, life,
+            claim, worker, started_at, expires_at, times_out_at, renewed_at, route, queue,
+            expected, expired_at
+        )
+    ) g
     where l.id = any(array[g.id]) and l.version = g.expected and l.expires_at = g.expired_at
     returning l.id
 ),

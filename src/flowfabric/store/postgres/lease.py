@@ -51,8 +51,9 @@ _END_WIDTH = 9 + len(_NO_EVENT)
 _END_SHARED = (1, 2, 3, 4, 6, _END_WIDTH - 2)
 """Versions, epoch, claim, outcome and kind of event are mostly the same for all."""
 _PROGRESS_WIDTH = 11
-_STEP_SHARED = (6, 7, 8, 9)
-"""Of a step, all but its document: runs that do the same are often at the same place."""
+_PROGRESS_SHARED = (1, 2, 6, 7, 8, 9)
+"""Claim and epoch, and of a step all but its document: runs that do the same are often at the same
+place."""
 _TTL = 3
 
 MIN_RENEW_SECONDS = 0.2
@@ -120,7 +121,7 @@ async def _renew(
 async def _write_progress(
     session: PostgresSession, now: Millis, rows: Sequence[Row], patience: float
 ) -> set[UUID]:
-    values = (*columns(rows, _PROGRESS_WIDTH, shared=_STEP_SHARED), now)
+    values = (*columns(rows, _PROGRESS_WIDTH, shared=_PROGRESS_SHARED), now)
     query = session.queries["progress_writes"]
 
     async def work(connection: Connection, repeated: bool) -> list[Any]:
@@ -246,6 +247,8 @@ def _only_event(events: Sequence[Event], epoch: int, lease: Lease, ended_at: Mil
 def _folded(writes: Sequence[SideWrite]) -> list[SideWrite]:
     """Progress and state value of one owner as one write, the last word first of all: a statement
     writes a row only once."""
+    if not [each for each in writes if each.progress is not None or each.state_value is not None]:
+        return list(writes)  # steps alone
     last: dict[tuple[UUID, UUID, int], tuple[Progress | None, bytes | None]] = {}
     for write in writes:
         fence = (write.uuid, write.lease_id, write.epoch)

@@ -174,8 +174,8 @@ union all
 select gone.id from gone
 
 -- name: progress_writes
--- The lease is locked against being ended or lost, not against being renewed. What all share of the
--- columns of a step comes as one element.
+-- The lease is locked against being ended or lost, not against being renewed. What all share of
+-- claims, epochs and the columns of a step comes as one element.
 with held as (
     select
         l.id, l.attempt, g.percent, g.message, g.state_value,
@@ -194,7 +194,8 @@ with held as (
         id, claim, epoch, percent, message, state_value, generation, name, occurrence, position, doc
     )
     join {schema}.lease l
-        on l.id = any(array[g.id]) and l.claim = g.claim and l.epoch = g.epoch and l.expires_at > $12
+        on l.id = any(array[g.id]) and l.claim = coalesce(g.claim, ($2::uuid[])[1])
+        and l.epoch = coalesce(g.epoch, ($3::integer[])[1]) and l.expires_at > $12
     for key share of l
 ),
 recorded as (

@@ -9,7 +9,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Attempt, Snapshot
 from flowfabric.core.execution.step import Step
 from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.session import PostgresSession
+from flowfabric.store.postgres.session import PostgresSession, once
 from flowfabric.store.queries import Detail, reported
 from flowfabric.store.readable import named, readable
 from flowfabric.store.rows.execution import SNAPSHOT, read_attempt
@@ -57,7 +57,7 @@ async def steps(session: PostgresSession, asked: Sequence[tuple[UUID, int]]) -> 
     uuids = [uuid for uuid, _ in asked]
     generations = [generation for _, generation in asked]
     link = session.load
-    for at, *row in await session.fetch(link, "steps_of", uuids, generations):
+    for at, *row in await session.fetch(link, "steps_of", uuids, once(generations)):
         found[at - 1].append(Step(*row))
     return found
 

@@ -28,10 +28,12 @@ cross join lateral (
 ) t
 
 -- name: steps_of
+-- A generation that all share comes as one element.
 select a.at, s.generation, s.position, s.name, s.occurrence, s.doc
 from unnest($1::uuid[], $2::integer[]) with ordinality as a (id, generation, at)
 cross join lateral (
-    select * from {schema}.step t where t.id = a.id and t.generation = a.generation offset 0
+    select * from {schema}.step t
+    where t.id = a.id and t.generation = coalesce(a.generation, ($2::integer[])[1]) offset 0
 ) s
 order by a.at, s.position
 

@@ -162,3 +162,9 @@ def once(column: Sequence[Any]) -> Sequence[Any]:
 
 def _is_void(column: Sequence[Any]) -> bool:
     return not column or (column[0] is None and column.count(None) == len(column))
+
+
+def without_ids(found: Columns, known: Sequence[Any]) -> Sequence[Sequence[Any] | None]:
+    """The columns of rows, with NULL for their first if those are the ids that are `known` in the
+    same statement, one each and in their order."""
+    return [None, *found[1:]] if found[0] and found[0] == known else found

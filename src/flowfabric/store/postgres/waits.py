@@ -7,7 +7,7 @@ from uuid import UUID
 from flowfabric.core.execution.change import Change
 from flowfabric.core.wait.model import Loaded, Needs, ReceivedSignal
 from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.session import PostgresSession, columns, same
+from flowfabric.store.postgres.session import PostgresSession, columns, same, without_ids
 from flowfabric.store.readable import readable
 from flowfabric.store.rows.wait import NeedsLoader, leaves_proof, proof_of, proves, read_signal
 
@@ -43,9 +43,10 @@ async def _load_needs(
 
 async def fill(loader: NeedsLoader, session: PostgresSession, connection: Connection) -> None:
     """Reads everything that is looked for, in one round trip."""
+    waitpoints = columns(loader.waitpoints, 2)
     values = (
-        *columns(loader.waitpoints, 2),
-        *columns(loader.dedup, 2),
+        *waitpoints,
+        *without_ids(columns(loader.dedup, 2), waitpoints[0]),
         *columns(loader.buffers, 4),
         *columns(loader.edges, 2),
         *columns(loader.incoming, 1),

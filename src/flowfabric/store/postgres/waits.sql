@@ -1,7 +1,8 @@
 -- Waitpoints, signals and marks.
 
 -- name: needed
--- Everything rules asked for in one round trip; a kind that was not asked for is empty. The
+-- Everything rules asked for in one round trip; a kind that was not asked for is empty. If the
+-- executions of marks are those of waitpoints, one each, they come as NULL. The
 -- offsets keep a plan that was made while a table was empty from reading all of it for each key, and
 -- so does the order of edges, which only one index has.
 select 1 as kind, w.id, null::bytea as mark, null::bigint as until, null::uuid as suspension, w.doc
@@ -11,7 +12,7 @@ cross join lateral (
 ) w
 union all
 select 2, m.id, m.mark, m.until, null, m.doc
-from unnest($3::uuid[], $4::bytea[]) as a (id, mark)
+from unnest(coalesce($3::uuid[], $1::uuid[]), $4::bytea[]) as a (id, mark)
 cross join lateral (
     select * from {schema}.mark t where t.id = a.id and t.mark = a.mark offset 0
 ) m

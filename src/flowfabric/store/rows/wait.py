@@ -137,6 +137,8 @@ class NeedsLoader:
         ]
 
     def _buffered(self, need: Needs) -> list[ReceivedSignal]:
+        if not need.buffered:
+            return []
         found = {
             number: row
             for waitpoint, taken in need.buffered
@@ -146,6 +148,8 @@ class NeedsLoader:
         return [found[number] for number in sorted(found)]
 
     def _joined(self, need: Needs) -> dict[UUID, EdgeState]:
+        if not need.edges and not need.incoming:
+            return {}
         found = self._edges.get(need.execution, {})
         named = frozenset(need.edges)
         return {
@@ -199,7 +203,9 @@ def _buffers(needs: Iterable[Needs]) -> list[tuple[UUID, UUID, int, int | None]]
 
 
 def _among(found: dict[tuple[UUID, K], T], id: UUID, keys: Iterable[K]) -> dict[K, T]:
-    return {key: found[id, key] for key in keys if (id, key) in found}
+    if not found:
+        return {}
+    return {key: row for key in keys if (row := found.get((id, key))) is not None}
 
 
 def _read(decoder: "msgspec.json.Decoder[T]", doc: bytes) -> T:

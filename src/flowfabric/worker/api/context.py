@@ -4,7 +4,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ParamSpec, TypeVar, overload
 
 from msgspec import Struct
@@ -142,10 +142,11 @@ class Context:
         is returned and the function is not called. Plain functions run in a thread. Tries that
         failed are recorded too, and a long pause before the next one needs no worker."""
         work, scope = Work.of(function, args, kwargs, self._step_hooks), self._scope
-        place = scope.branches.place(work.name)
+        journal = scope.journal
+        place = journal.branches.place(work.name)
         tries = work.tries(scope, place, under_way=True)
         return perform(
-            scope.journal, place, lambda: attempt(work, scope.threads, tries), work.returns
+            journal, place, partial(attempt, work, scope.threads, tries), work.facts.returns
         )
 
     def sleep(self, span: Span) -> Coroutine[Any, Any, None]:

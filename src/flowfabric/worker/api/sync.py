@@ -31,7 +31,7 @@ from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.spend import Reserve, SpendApi
 from flowfabric.worker.api.waits import Approval, Callback, WaitsApi
 from flowfabric.worker.errors import Unwind
-from flowfabric.worker.run.failure import raised_in
+from flowfabric.worker.run.failure import mark_step
 from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.shield import SyncShield
 from flowfabric.worker.run.steps import Work, attempt_here, keep, read
@@ -223,9 +223,12 @@ class SyncContext(BlockingProxy[Context]):
         if record is not None:
             return read(place, record, work.returns)
         scope.check_running()
-        with raised_in(place.name):
+        try:
             tries = work.tries(scope, place, under_way=False)
             result = attempt_here(work, scope.threads, tries, self._block)
+        except Exception as error:
+            mark_step(error, place.name)
+            raise
         return self._block(keep(scope.journal, place, result, work.returns))
 
 

@@ -298,9 +298,12 @@ class WaitsApi:
 
     async def _wait(self, place: StepPlace, wanted: _Wanted) -> Recorded:
         """How the wait ended; while it goes on, nothing returns."""
-        timeout = wanted.timeout
         if (branch := racing.get()) is not None and not wanted.lasting:
             branch.begin(waitpoints=[binding.id for binding in wanted.bindings])
+        record, limit = await self._scope.journal.recorded_wait(place)
+        if record is not None:
+            return record
+        timeout = wanted.timeout
         wait = Wait(
             condition=wanted.condition,
             bindings=wanted.bindings,
@@ -308,7 +311,7 @@ class WaitsApi:
             behaviour=None if timeout is None else Behaviour.AUTO_RESUME,
             policy=_LASTING if wanted.lasting else ResumePolicy(),
         )
-        return await self._scope.parking.wait(place, wait, wanted.reason)
+        return await self._scope.parking.wait(place, wait, wanted.reason, limit)
 
     async def _signals(
         self, record: Recorded, waitpoints: set[UUID], keys: set[str]

@@ -160,7 +160,7 @@ class Branch:
         full = f"{self.path}/{name}" if self.path else name
         occurrence = self._occurrences.get(full, 0)
         self._occurrences[full] = occurrence + 1
-        if skipped.result(full, occurrence) is not None:
+        if skipped.results and skipped.result(full, occurrence) is not None:
             return StepPlace(self.path, NOWHERE, full, occurrence, self.opened)
         while (self.path, self.position) in skipped.places:
             self.position += 1
@@ -180,22 +180,22 @@ class ReplayingBranches:
     """The branches that have not come to the end of what is recorded."""
 
     def __init__(self) -> None:
-        self._paths: set[str] = set()
+        self.paths: set[str] = set()
         self._progress = asyncio.Event()
 
     def add(self, branch: Branch) -> None:
-        self._paths.add(branch.path)
+        self.paths.add(branch.path)
 
     def end(self, branch: Branch) -> None:
         """The branch has ended, waits, or asks for something that is not recorded."""
-        if branch.path in self._paths:
-            self._paths.discard(branch.path)
+        if branch.path in self.paths:
+            self.paths.discard(branch.path)
             self._progress.set()
 
     async def ended(self, branches: Iterable[Branch]) -> None:
         """Returns when these are at the end of the record, and what was opened in them."""
         paths = [branch.path for branch in branches]
-        while any(is_within(each, path) for path in paths for each in self._paths):
+        while any(is_within(each, path) for path in paths for each in self.paths):
             self._progress.clear()
             await self._progress.wait()
 
@@ -253,7 +253,7 @@ class Branches:
             raise Invalid(f"{name!r} was asked for inside step {step!r}, which is recorded whole")
         if self.refused is not None:
             raise self.refused
-        if self.parked or self._halt:
+        if self.parked or self._halt.reason:
             raise Unwind(self._halt.reason)
         self._cancel.check()
 
@@ -277,7 +277,7 @@ class Branches:
     def was_asked(self, path: str, position: int) -> bool:
         """Whether the handler has made the call; it need not make those of a loose branch."""
         branch = self._branches.get(path)
-        if any(is_within(path, lost) for lost in self._lost):
+        if self._lost and any(is_within(path, lost) for lost in self._lost):
             return True
         return LOOSE in path or (branch is not None and position < branch.position)
 
@@ -291,7 +291,8 @@ class Branches:
 
     def go_beyond(self) -> None:
         """The caller asks for something that is not recorded."""
-        self.replaying.end(self._current())
+        if self.replaying.paths:
+            self.replaying.end(self._current())
 
     def close(self) -> None:
         """Lets the tasks go that own branches."""

@@ -20,6 +20,7 @@ from flowfabric.worker.codec import Undecodable, decode
 from flowfabric.worker.errors import TIMED_OUT
 from flowfabric.worker.run.active import ActiveRun
 from flowfabric.worker.run.callers import current_caller
+from flowfabric.worker.run.cancelling import CancelPoint
 from flowfabric.worker.run.hooks import WorkerHooks
 from flowfabric.worker.run.processes import Processes
 from flowfabric.worker.run.scope import CallScope, may_have_steps
@@ -158,21 +159,9 @@ class HandlerCalls:
         # Not made before it is asked for: most handlers of short tasks take no context.
         make_context = partial(Context if handler.mode is Mode.ASYNC else _sync_context, scope)
         before = (make_context(),) if handler.takes_context else ()
-        plain = handler.mode is Mode.THREAD
         driven = _is_driven(active, handler)
-        cancel = scope.cancel if plain or driven else None
-
-        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            scope.adopt(current_caller())
-            current_context.set(make_context)
-            if plain and cancel is not None:
-                cancel.begin()
-            result = handler.function(*before, *args, **kwargs)
-            if driven and cancel is not None and inspect.iscoroutine(result):
-                return cancel.drive(result)
-            return result
-
-        return call
+        cancel = scope.cancel if driven or handler.mode is Mode.THREAD else None
+        return partial(_call_in_scope, scope, handler, make_context, before, cancel, driven)
 
     async def _in_process(
         self,
@@ -186,6 +175,26 @@ class HandlerCalls:
             payload = handler.signature.encode(args, kwargs)
         body = await self.processes.call(handler, payload)
         return decode_result(handler, body) if self._hooks.has_middleware else Raw(body)
+
+
+def _call_in_scope(
+    scope: CallScope,
+    handler: Task[Any, Any],
+    make_context: Callable[[], Any],
+    before: tuple[Any, ...],
+    cancel: CancelPoint | None,
+    driven: bool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    scope.adopt(current_caller())
+    current_context.set(make_context)
+    if cancel is not None and handler.mode is Mode.THREAD:
+        cancel.begin()
+    result = handler.function(*before, *args, **kwargs)
+    if driven and cancel is not None and inspect.iscoroutine(result):
+        return cancel.drive(result)
+    return result
 
 
 def _is_driven(active: ActiveRun, handler: Task[Any, Any]) -> bool:

@@ -38,7 +38,8 @@ class CancelNotice(Struct, frozen=True):
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> "CancelNotice | None":
-        cleanup, life = snapshot.life.cleanup, snapshot.life
+        life = snapshot.head.life
+        cleanup = life.cleanup
         if cleanup is None:
             return None
         return cls(

@@ -78,21 +78,10 @@ class RemoteTraceback(Exception):
         return f'\n"""\n{self.args[0]}"""'
 
 
-class raised_in:
-    """Marks an error with the name of the step that raised it. A class, which costs a third of a
-    generator."""
-
-    __slots__ = ("_step",)
-
-    def __init__(self, step: str) -> None:
-        self._step = step
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, type: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception):
-            with suppress(AttributeError, TypeError):  # an error without a dictionary
-                error.__dict__.setdefault(_STEP, self._step)
+def mark_step(error: Exception, step: str) -> None:
+    """Marks an error with the name of the step that raised it."""
+    with suppress(AttributeError, TypeError):  # an error without a dictionary
+        error.__dict__.setdefault(_STEP, step)
 
 
 def step_of(error: BaseException) -> str | None:

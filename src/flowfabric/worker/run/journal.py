@@ -35,7 +35,7 @@ from flowfabric.worker.run.branches import (
 )
 from flowfabric.worker.run.cancelling import CancelPoint
 from flowfabric.worker.run.lease import WorkerLease
-from flowfabric.worker.run.patches import Patches, Unrecorded, is_beyond
+from flowfabric.worker.run.patches import Patches, is_beyond
 from flowfabric.worker.run.race import racing
 from flowfabric.worker.run.until_available import until_available
 
@@ -72,9 +72,9 @@ class Journal:
         self._positions: dict[tuple[str, int], int] = {}
         self._began: dict[tuple[str, int], Millis] = {}
         self._tries: dict[tuple[str, int], dict[int, Recorded]] = {}
-        first = self._claim.lease.start is Start.INITIAL and not self._claim.snapshot.life.seeded
+        first = self._claim.lease.start is Start.INITIAL and not life.seeded
         self._loaded = first and not again
-        self._loading: asyncio.Lock | None = None
+        self._loading: asyncio.Event | None = None
         self.patches = Patches()
 
     async def recorded(self, place: StepPlace, *, begins: bool = True) -> Recorded | None:
@@ -84,8 +84,8 @@ class Journal:
         if not self._loaded:
             with self.branches.under_way():  # what is recorded may let the handler go on
                 await self.load()
-        skipped = self.branches.skipped.result(place.name, place.occurrence)
-        if skipped is not None:
+        calls = self.branches.skipped
+        if calls.results and (skipped := calls.result(place.name, place.occurrence)) is not None:
             return skipped
         found = self._steps.get((place.branch, place.position))
         if found is None:
@@ -123,9 +123,12 @@ class Journal:
     async def recorded_wait(self, place: StepPlace) -> tuple[Recorded | None, Millis | None]:
         """How a wait ended, as `recorded`, and when its time is over if that is recorded: a wait
         that has not ended began in an earlier call of the handler then."""
-        record, timer = await self.recorded(place), place.timer
+        record = await self.recorded(place)
+        if record is not None:
+            return record, None
+        timer = place.timer
         step, limit = self._steps.get((timer.branch, timer.position), (None, None))
-        return record, limit.until if step and limit and step.name == timer.name else None
+        return None, limit.until if step and limit and step.name == timer.name else None
 
     async def confirm(self) -> Millis:
         """Nothing begins in a run that was stopped, or that another worker has taken over. Returns
@@ -137,20 +140,20 @@ class Journal:
             except LeaseLost:
                 self._halt.stop(LOST)
             now = self._engine.now()
-        if self._cancel.is_over(now):
+        if self._cancel.notice is not None and self._cancel.is_over(now):
             self._halt.stop(LOST)
         if self._halt.reason:
             raise Unwind(self._halt.reason)
         return now
 
-    async def record(self, place: StepPlace, value: Recorded) -> None:
+    def record(self, place: StepPlace, value: Recorded) -> Awaitable[None]:
         """Writes under the fence, however long the store is away; raises LeaseLost when another
         worker owns the run."""
         began = self._began.pop((place.branch, place.position), None)
         timed = replace(value, started_at=began, ended_at=self._engine.now())
         if self._tries and (failed := self._tries.get((place.name, place.occurrence))):
             timed = replace(timed, tries=len(failed) + 1)
-        await self._append(place, timed)
+        return self._append(place, timed)
 
     async def record_try(self, place: StepPlace, number: int, failed: Recorded) -> None:
         """As `record`, for a try that failed and is followed by another."""
@@ -172,20 +175,24 @@ class Journal:
     async def _append(self, place: StepPlace, record: Recorded) -> None:
         patches = self.patches.take_unrecorded(self.generation)
         step = place.step(self.generation, record)
+        write: Callable[[], Awaitable[object]]
+        if patches.steps:
+            write = partial(self._write_all, (*patches.steps, step))
+        else:
+            write = partial(self._engine.attempts.record_step, self._claim, step)
         try:
-            await until_available(lambda: self._write(patches, step), give_up=self._halt.__bool__)
+            await until_available(write, give_up=self._halt.__bool__)
         except LeaseLost:
             self._halt.stop(LOST)
             raise
-        self.patches.recorded(patches)
+        if patches.places:
+            self.patches.recorded(patches)
         self._on_step()
 
-    def _write(self, patches: Unrecorded, step: Step) -> Awaitable[object]:
+    def _write_all(self, steps: Iterable[Step]) -> Awaitable[object]:
         """In one batch: a patch is not recorded without what follows it."""
         record = partial(self._engine.attempts.record_step, self._claim)
-        if not patches.steps:
-            return record(step)
-        return asyncio.gather(*map(record, (*patches.steps, step)))
+        return asyncio.gather(*map(record, steps))
 
     def patched(self, name: str) -> bool:
         """Whether the run takes a patch; see `patches`. The journal must be loaded."""
@@ -236,26 +243,37 @@ class Journal:
 
     async def load(self) -> None:
         """Reads what earlier calls of the handler have recorded, once."""
-        self._loading = self._loading or asyncio.Lock()
-        async with self._loading:
-            if self._loaded:
-                return
-            steps = await until_available(
-                lambda: self._engine.attempts.steps(self._claim.uuid, self.generation),
-                give_up=self._halt.__bool__,
+        while self._loading is not None:
+            await self._loading.wait()
+        if self._loaded:
+            return
+        self._loading = read = asyncio.Event()
+        try:
+            self._learn(
+                await until_available(
+                    partial(self._engine.attempts.steps, self._claim.uuid, self.generation),
+                    give_up=self._halt.__bool__,
+                )
             )
-            for step in steps:
-                record = _decoder.decode(step.doc)
-                if (tried := TryName.parse(step.name)) is not None:
-                    self._learn_try(tried, step, record)
-                    continue
-                if record.skipped:
-                    self._skip(step, record)
-                    continue
-                self._steps[record.branch, step.position] = (step, record)
-                self._positions[step.name, step.occurrence] = step.position
+        finally:
+            self._loading = None
+            read.set()
+
+    def _learn(self, steps: Iterable[Step]) -> None:
+        for step in steps:
+            record = _decoder.decode(step.doc)
+            if (tried := TryName.parse(step.name)) is not None:
+                self._learn_try(tried, step, record)
+                continue
+            if record.skipped:
+                self._skip(step, record)
+                continue
+            self._steps[record.branch, step.position] = (step, record)
+            self._positions[step.name, step.occurrence] = step.position
+            if record.branch:
                 self.patches.learn(record.branch)
-            self._loaded = True
+        self._loaded = True
+        if self._cancel.notice is not None:
             self._cancel.replay(
                 call
                 for call, (step, _) in self._steps.items()

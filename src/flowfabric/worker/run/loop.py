@@ -265,8 +265,9 @@ class Worker:
 
     def _supersede(self, active: ActiveRun) -> None:
         """A new claim of a run proves that its old lease is gone, before the heartbeat notices."""
-        old = self._newest.get(active.claim.uuid)
-        self._newest[active.claim.uuid] = active
+        uuid, _ = active.key
+        old = self._newest.get(uuid)
+        self._newest[uuid] = active
         if old is not None:
             if self._heartbeat is not None:
                 self._heartbeat.drop(old.key)
@@ -280,8 +281,9 @@ class Worker:
             self._start(executor)
             return
         self.active.pop(active.key, None)
-        if self._newest.get(active.claim.uuid) is active:
-            del self._newest[active.claim.uuid]
+        uuid, _ = active.key
+        if self._newest.get(uuid) is active:
+            del self._newest[uuid]
         if self._heartbeat is not None:
             self._heartbeat.drop(active.key)
         self.completed += 1

@@ -104,14 +104,13 @@ class Parking:
                 raise Unwind
             del self._sleepers[place]
 
-    async def wait(self, place: StepPlace, wait: Wait, reason: str) -> Recorded:
-        """How a wait ended, if it has, or if a signal that was kept ends it now. Otherwise the
-        handler is taken off its slot as soon as nothing else is under way, and this never
+    async def wait(
+        self, place: StepPlace, wait: Wait, reason: str, limit: Millis | None
+    ) -> Recorded:
+        """How a wait that is not recorded ends, if a signal that was kept ends it now. Otherwise
+        the handler is taken off its slot as soon as nothing else is under way, and this never
         returns. Its time is counted from the first time it was asked for, however often something
-        else resumes the run."""
-        record, limit = await self._journal.recorded_wait(place)
-        if record is not None:
-            return record
+        else resumes the run: `limit` is its recorded end."""
         until = wait.timeout_at if limit is None or wait.timeout_at is None else limit
         recorded = until is None or limit is not None
         with self._branches.waiting():

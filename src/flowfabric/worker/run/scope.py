@@ -1,9 +1,9 @@
 """One call of a handler: what the parts of its context share, and how the worker steers it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from flowfabric.core.base.errors import LeaseLost
@@ -113,9 +113,9 @@ class CallScope:
     def parking(self) -> Parking:
         return Parking(self.engine, self.lease, self.halt, self.journal, again=self._again)
 
-    async def until_available(self, work: Callable[[], Awaitable[T]]) -> T:
+    def until_available(self, work: Callable[[], Awaitable[T]]) -> Coroutine[Any, Any, T]:
         """What `work` gives, however long the store is away, unless the run is stopped."""
-        return await until_available(work, self.halt.__bool__)
+        return until_available(work, self.halt.__bool__)
 
     def key_at(self, place: StepPlace) -> str:
         """An idempotency key: the same whenever the handler comes to this place, and at no

@@ -30,7 +30,7 @@ from flowfabric.worker.api.task import Task, check_function, is_async
 from flowfabric.worker.codec import Undecodable, decode, encode, hints_of
 from flowfabric.worker.errors import Fail, Retry, StepsChanged
 from flowfabric.worker.run.branches import StepPlace, inside_step
-from flowfabric.worker.run.failure import raised_in
+from flowfabric.worker.run.failure import mark_step
 from flowfabric.worker.run.hooks import StepHooks
 from flowfabric.worker.run.journal import Journal
 from flowfabric.worker.run.scope import CallScope
@@ -196,13 +196,20 @@ async def perform(
 ) -> Any:
     """The recorded value at a place, or what `work` gives, recorded; for a block with `through` of
     Recorded."""
-    with journal.branches.under_way():
+    branches = journal.branches
+    branches.begin()  # until its end, as `under_way`
+    try:
         record = await journal.recorded(place)
-        if record is None:
-            with raised_in(place.name):
-                result = await work()
-            return await keep(journal, place, result, returns, through=through)
-        return read(place, record, returns)
+        if record is not None:
+            return read(place, record, returns)
+        try:
+            result = await work()
+        except Exception as error:
+            mark_step(error, place.name)
+            raise
+        return await keep(journal, place, result, returns, through=through)
+    finally:
+        branches.end()
 
 
 def read(place: StepPlace, record: Recorded, returns: Any) -> Any:
@@ -235,10 +242,12 @@ async def keep(
     return value
 
 
-async def attempt(work: Work, threads: Threads, tries: Tries | None) -> Any:
+def attempt(work: Work, threads: Threads, tries: Tries | None) -> Awaitable[Any]:
     """Calls a step's function with its own timeout and retries; a plain one in a thread."""
-    if tries is None:
-        return await _once(work, threads)
+    return _once(work, threads) if tries is None else _tried(work, threads, tries)
+
+
+async def _tried(work: Work, threads: Threads, tries: Tries) -> Any:
     await tries.resume()
     while not tries.is_last:
         try:
@@ -267,35 +276,42 @@ def attempt_here(
     return _once_here(work.as_try(tries.number), threads)
 
 
-async def _once(work: Work, threads: Threads) -> Any:
-    """One call of the function, through the middleware. A plain function shares its thread with
-    plain middleware, unless its timeout may leave the thread behind."""
+def _once(work: Work, threads: Threads) -> Awaitable[Any]:
+    """One call of the function, through the middleware if there is any."""
     if work.hooks is None:
-        return await _bare(work, threads)
-    chain = work.hooks.around(
+        return _bare(work, threads)
+    return _through_middleware(work, threads, work.hooks)
+
+
+async def _through_middleware(work: Work, threads: Threads, hooks: StepHooks) -> Any:
+    """A plain function shares its thread with plain middleware, unless its timeout may leave the
+    thread behind."""
+    chain = hooks.around(
         lambda call: _bare(work.given(call), threads), is_async=True, start=threads.start
     )
     if not work.is_async and work.options.timeout is None:
-        chain = work.hooks.around(
+        chain = hooks.around(
             lambda call: work.given(call).call(), is_async=False, start=threads.start
         )
     inside = _Inside(work.name)  # a middleware cannot record anything either
     try:
-        return await chain.run(work.invocation(work.hooks))
+        return await chain.run(work.invocation(hooks))
     finally:
         inside.leave()
 
 
-async def _bare(work: Work, threads: Threads) -> Any:
-    if work.options.timeout is None:
-        return await _call(work, threads)
-    async with asyncio.timeout(work.options.seconds):
-        return await _call(work, threads)
+def _bare(work: Work, threads: Threads) -> Awaitable[Any]:
+    """Not a coroutine of its own: most steps have no timeout."""
+    call = work.wait() if work.is_async else _in_thread(work, threads)
+    return call if work.options.timeout is None else _timed(call, work.options.seconds)
 
 
-async def _call(work: Work, threads: Threads) -> Any:
-    if work.is_async:
-        return await work.wait()
+async def _timed(call: Awaitable[Any], seconds: float | None) -> Any:
+    async with asyncio.timeout(seconds):
+        return await call
+
+
+async def _in_thread(work: Work, threads: Threads) -> Any:
     result = await threads.call(work.call)
     return await result if inspect.isawaitable(result) else result
 

@@ -44,6 +44,8 @@ _NAMES = {
     for kind, known in {**_CONDITIONS, **_MATCHERS}.items()
 }
 """The members that this release knows, by kind."""
+_ANY_SIGNAL = {"kind": "Single", "matcher": {"kind": "Wildcard"}}
+"""The members of a wait for any signal at one waitpoint, apart from the waitpoint."""
 
 
 def read_condition(members: object) -> Condition:
@@ -51,6 +53,10 @@ def read_condition(members: object) -> Condition:
 
     Only its form is looked at: whether it makes sense is for `check_condition` to say.
     """
+    if isinstance(members, dict) and len(members) == len(_ANY_SIGNAL) + 1:
+        waitpoint = members.get("waitpoint")
+        if type(waitpoint) is str and members == {**_ANY_SIGNAL, "waitpoint": waitpoint}:
+            return Single(waitpoint)  # what most runs wait for
     _check_nesting(members)
     return _read(members, "")
 

@@ -96,7 +96,7 @@ def match_condition(
         if found is _Match.MATCHES:
             after[index] = _add(leaf, tally, signal, known=bool(sourced >> index & 1))
             counted |= _counts_sources(leaf) << index
-    added = any(new is not old for new, old in zip(after, tallies, strict=True))
+    added = any([new is not old for new, old in zip(after, tallies, strict=True)])
     truth = _true(condition, iter(after))
     return ConditionMatch(_effect(condition, closest, added, truth), truth, tuple(after), counted)
 

@@ -80,6 +80,10 @@ class Unknown(Struct, frozen=True):
 Leaf = Single | Count | OperatorOnly | TimeoutOnly | Unknown
 Condition = Leaf | AllTrue | AnyTrue
 
+# A union that is made for every question costs more than the question.
+_BODIES = (AllTrue, AnyTrue)
+_WITH_MATCHER = (Single, Count)
+
 
 def all_waitpoints(*keys: str) -> AllTrue:
     """Some signal at each of these waitpoints."""
@@ -109,7 +113,7 @@ def names_for(condition: Condition, key: str) -> tuple[str, ...]:
 
 def leaves(condition: Condition) -> Iterator[Leaf]:
     """In pre-order; a leaf's place in it is the place of its tally."""
-    if isinstance(condition, AllTrue | AnyTrue):
+    if isinstance(condition, _BODIES):
         for member in condition.members:
             yield from leaves(member)
     else:
@@ -129,7 +133,7 @@ def leaf_keys(leaf: Leaf) -> tuple[str, ...]:
 
 def leaf_matcher(leaf: Leaf) -> Matcher | None:
     """What the leaf accepts at its waitpoints; None is everything."""
-    return leaf.matcher if isinstance(leaf, Single | Count) else None
+    return leaf.matcher if isinstance(leaf, _WITH_MATCHER) else None
 
 
 def inside(path: str, index: int) -> str:
