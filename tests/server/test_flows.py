@@ -409,6 +409,45 @@ async def test_a_wrong_edge_is_refused(
     error_of(await stage(http, flow, first, second, 2, **change), status)
 
 
+# -- reads
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"kind": "all_of"},
+        {"kind": "any_of", "on_satisfied": "let_run"},
+        {"kind": "quorum", "k": 1, "on_satisfied": "cancel_remaining"},
+    ],
+)
+async def test_a_policy_is_shown_as_it_was_given(
+    http: httpx.AsyncClient, policy: dict[str, Any]
+) -> None:
+    """server-sdk.md 1.3 (c): an EdgeDependencyPolicy is tagged by `kind`."""
+    flow = await create_flow(http)
+    first, second = [await add_member(http, flow) for _ in range(2)]
+    set = await http.put(f"{URL}/{flow}/edge-groups/{second}", json=policy)
+    assert set.status_code == 200, set.text
+    await link(http, flow, first, second, 2)
+    found = (await http.get(f"{URL}/{flow}")).json()
+    assert [group["policy"] for group in found["edge_groups"].values()] == [policy]
+    members = (await http.get(f"{URL}/{flow}/members")).json()["members"]
+    joins = {member["id"]: member["join"] for member in members}
+    assert joins[second]["policy"] == policy
+    assert joins[first] is None
+
+
+async def test_the_ends_of_an_edge_are_tagged(http: httpx.AsyncClient) -> None:
+    """server-sdk.md 1.2: an ExecutionId on the wire is `{fp:N}:<uuid>`."""
+    flow = await create_flow(http)
+    first, second = [await add_member(http, flow) for _ in range(2)]
+    await link(http, flow, first, second, 2)
+    (found,) = (await http.get(f"{URL}/{flow}/edges")).json()["edges"]
+    assert (found["edge"]["upstream"], found["edge"]["downstream"]) == (first, second)
+    (same,) = (await http.get(f"{URL}/{flow}/edges", params={"upstream": first})).json()["edges"]
+    assert same == found
+
+
 # -- cancel
 
 
