@@ -137,6 +137,18 @@ async def test_a_budget_keeps_executions_that_name_it_from_starting(
     assert await lab.claim() == []
 
 
+@pytest.mark.parametrize("form", ["{}", "{{{}}}", "urn:uuid:{}"])
+async def test_a_policy_names_a_budget_in_any_form_of_its_uuid(
+    http: httpx.AsyncClient, lab: Lab, form: str
+) -> None:
+    """server-sdk.md 1.2: hyphenated, simple, braced and urn are the same id."""
+    id = await new(http)
+    await spend(http, id, {"tokens": 100})
+    await create(http, policy={"budget_ids": [form.format(id.upper())]})
+    await create(http, policy={"budget_ids": [id.replace("-", "")]})
+    assert await lab.claim() == []
+
+
 @pytest.mark.parametrize(("method", "path"), [("GET", ""), ("POST", "/usage"), ("POST", "/reset")])
 async def test_nothing_is_404(http: httpx.AsyncClient, method: str, path: str) -> None:
     body = {"dimensions": {"tokens": 1}} if path == "/usage" else None
