@@ -25,6 +25,11 @@ async def test_events_page_by_cursor(http: httpx.AsyncClient, lab: Lab) -> None:
     assert rest["events"][0]["completion"] == {"outcome": "success", "state": "success"}
     own = (await http.get(f"/v1/executions/{claim.id}/events")).json()
     assert len(own["events"]) == 2
+    for path in ("/v1/events", f"/v1/executions/{claim.id}/events"):  # as other lists are paged
+        paged = await http.get(path, params={"cursor": first["next_cursor"]})
+        assert paged.json()["events"] == rest["events"]
+        both = {"cursor": first["next_cursor"], "after": rest["next_cursor"]}
+        assert (await http.get(path, params=both)).status_code == 400
 
 
 async def test_a_family_is_filtered(http: httpx.AsyncClient, lab: Lab) -> None:

@@ -437,6 +437,17 @@ async def test_a_policy_is_shown_as_it_was_given(
     assert joins[first] is None
 
 
+async def test_a_policy_is_fixed_by_the_first_edge(http: httpx.AsyncClient) -> None:
+    """coordination.md 1.4, check 6: it is refused as invalid input."""
+    flow = await create_flow(http)
+    first, second = [await add_member(http, flow) for _ in range(2)]
+    await link(http, flow, first, second, 2)
+    late = await http.put(f"{URL}/{flow}/edge-groups/{second}", json={"kind": "all_of"})
+    body = error_of(late, 400)
+    assert body["code"] == "invalid_input"
+    assert "edge_group_policy_already_fixed" in body["error"]
+
+
 async def test_the_ends_of_an_edge_are_tagged(http: httpx.AsyncClient) -> None:
     """server-sdk.md 1.2: an ExecutionId on the wire is `{fp:N}:<uuid>`."""
     flow = await create_flow(http)

@@ -8,7 +8,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.response import Stream
 from msgspec import UNSET, Struct, UnsetType
 
-from flowfabric.core.base.errors import NotFound
+from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.execution.event import Family, StoredEvent
 from flowfabric.core.execution.event_filter import (
     EventBatch,
@@ -86,11 +86,13 @@ async def list_events(
     families: Families = None,
     tag: Tag = None,
     after: After = None,
+    cursor: Cursor = None,
     limit: PageLimit = 100,
 ) -> Response[EventList]:
-    """Events after a cursor, oldest first."""
+    """Events after a cursor, oldest first. `cursor` is another word for `after`."""
     engine, wanted = engine_of(request), _filter(request, namespace, families, tag)
-    batch = await engine.events.batch(wanted, await _position(engine, after), limit)
+    begin = await _position(engine, _either(after, cursor))
+    batch = await engine.events.batch(wanted, begin, limit)
     return respond(_list(batch, wanted))
 
 
@@ -99,13 +101,14 @@ async def execution_events(
     request: Request[Any, Any, Any],
     id: FromPath[str],
     after: After = None,
+    cursor: Cursor = None,
     limit: PageLimit = 100,
 ) -> Response[EventList]:
-    """What has happened to one execution."""
+    """What has happened to one execution. `cursor` is another word for `after`."""
     engine, key = engine_of(request), await find_run(request, id)
     if await engine.views.state(key) is None:
         raise NotFound("execution", id)
-    begin = await _position(engine, after)
+    begin = await _position(engine, _either(after, cursor))
     page = await engine.events.read(after=begin, limit=limit, execution=key)
     return respond(EventList([_event(each) for each in page.events], encode_cursor(page.cursor)))
 
@@ -241,6 +244,12 @@ def _filter(
 ) -> EventFilter:
     place = visible_namespace(caller_of(request), namespace)
     return check_filter(place, families or (), read_tag(tag))
+
+
+def _either(after: str | None, cursor: str | None) -> str | None:
+    if after and cursor and after != cursor:
+        raise Invalid("give after or cursor, not both")
+    return after or cursor
 
 
 async def _position(engine: Engine, cursor: str | None) -> int:

@@ -146,7 +146,7 @@ def set_policy(
     downstream = _member(flow, downstream)
     join = downstream.life.join
     if join is not None and join.n:
-        raise InvalidGraph("edge_group_policy_already_fixed: the first edge is there")
+        raise Invalid("edge_group_policy_already_fixed: the first edge is there")
     if join is not None and join.policy == policy:
         return None
     change = rejoined(downstream, now, replace(downstream.life, join=Join(policy=policy)))
