@@ -293,24 +293,6 @@ async def test_a_full_policy_is_accepted(http: httpx.AsyncClient) -> None:
     await create(http, policy=policy)
 
 
-@pytest.mark.parametrize(
-    ("policy", "missing"),
-    [
-        ({"retry_policy": {"backoff": {"type": "fixed"}}}, "delay_ms"),
-        ({"retry_policy": {"backoff": {"type": "exponential", "multiplier": 2.0}}}, "initial"),
-        ({"fallback_policy": {"tiers": [{"provider": "p"}]}}, "model"),
-        ({"fallback_policy": {}}, "tiers"),
-    ],
-)
-async def test_what_a_policy_must_say(
-    http: httpx.AsyncClient, policy: dict[str, Any], missing: str
-) -> None:
-    """server-sdk.md 1.4: members without a default are required."""
-    body = error_of(await http.post(URL, json={**EXECUTION, "policy": policy}), 400)
-    assert body["code"] == "invalid_policy_json"
-    assert missing in body["error"]
-
-
 async def test_optional_members_of_a_policy_may_be_null(http: httpx.AsyncClient) -> None:
     """server-sdk.md 1.2: an optional field may be absent or null."""
     groups = {
