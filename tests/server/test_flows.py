@@ -409,6 +409,34 @@ async def test_a_wrong_edge_is_refused(
     error_of(await stage(http, flow, first, second, 2, **change), status)
 
 
+async def test_what_an_edge_passes_is_said_once(http: httpx.AsyncClient) -> None:
+    """server-sdk.md 1.7: when it is staged, or when it is applied first; never twice."""
+    flow = await create_flow(http)
+    first, second = await add_member(http, flow), await add_member(http, flow)
+
+    async def input_of(edge: str) -> str | None:
+        edges = (await http.get(f"{URL}/{flow}/edges")).json()["edges"]
+        (found,) = (each["edge"] for each in edges if each["edge"]["id"] == edge)
+        name: str | None = found["input"]
+        return name
+
+    staged = await stage(http, flow, first, second, 2, data_passing_ref="x")
+    edge = staged.json()["Staged"]["edge_id"]
+    other = error_of(await apply(http, flow, edge, first, second, data_passing_ref="y"), 400)
+    assert other["code"] == "invalid_dependency"
+    for given in ("x", "y", None):  # the second and the third are repeats
+        reply = await apply(http, flow, edge, first, second, data_passing_ref=given)
+        assert reply.status_code == 200, reply.text
+        assert await input_of(edge) == "x"
+    bare = (await stage(http, flow, first, second, 3)).json()["Staged"]["edge_id"]
+    long = await apply(http, flow, bare, first, second, data_passing_ref="x" * 100_000)
+    assert long.status_code == 413 or error_of(long, 400)
+    assert (await apply(http, flow, bare, first, second, data_passing_ref="")).is_success
+    late = await apply(http, flow, bare, first, second, data_passing_ref="z")
+    assert late.json() == "AlreadyApplied"
+    assert await input_of(bare) is None
+
+
 # -- reads
 
 
