@@ -254,10 +254,13 @@ async def test_an_unknown_waitpoint_is_answered_like_a_wrong_token(
 
 
 async def test_an_empty_token_is_missing(http: httpx.AsyncClient, lab: Lab) -> None:
-    """E-T251"""
+    """E-T251; unlike §3.34 also for an unknown waitpoint: the order of its checks 2 and 3 would
+    tell a caller without a token which waitpoints exist"""
     id, ticket = await suspended(http, lab)
     reply = await http.post(f"{URL}/{id}/signal", json=signal(ticket, waitpoint_token=""))
     assert error_of(reply, 400)["code"] == "missing_token"
+    unknown = signal(ticket, waitpoint_token="", waitpoint_id=NOBODY)
+    assert (await http.post(f"{URL}/{id}/signal", json=unknown)).json() == reply.json()
 
 
 @pytest.mark.parametrize("members", [{}, {"waitpoint_token": ""}, {"waitpoint_token": "a:b"}])
