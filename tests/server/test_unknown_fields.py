@@ -91,7 +91,7 @@ async def test_a_stray_field_of_a_policy_is_named(
     body = {**EXECUTION, "policy": policy}
     reply = await http.post("/v1/executions", json=body)
     assert (reply.status_code, reply.headers["FlowFabric-Ignored-Fields"]) == (201, path)
-    query = {**body, "policy": json.dumps(policy)}
+    query: dict[str, Any] = {**body, "policy": json.dumps(policy)}
     del query["input_payload"]
     octets = {"Content-Type": "application/octet-stream"}
     raw = await http.post("/v1/executions", params=query, content=b"x", headers=octets)
