@@ -15,6 +15,7 @@ WORKER = {"worker_id": "w", "worker_instance_id": "w-1"}
 CREATE = {**EXECUTION, "namespace": "{place}"}
 EDGE = {"upstream_execution_id": "{run}", "downstream_execution_id": "{waiting}"}
 LINK = {"execution_id": "{run}", "waitpoint_id": "{waitpoint}", "token": "k1:" + "0" * 64}
+QUOTA = {"window_seconds": 60, "max_requests_per_window": 5, "max_concurrent": 1}
 FENCE = {"lease_id": "{lease}", "lease_epoch": 1, "attempt_id": "{attempt}"}
 SIGNAL = {
     "waitpoint_id": "{waitpoint}",
@@ -301,6 +302,13 @@ _MANY = [
     ),
     Route(
         "POST",
+        "/v1/executions/signal",
+        "signal",
+        Apart.HIDES,
+        body={"signals": [{**SIGNAL, "execution_id": "{waiting}"}]},
+    ),
+    Route(
+        "POST",
         "/v1/work/renew",
         "work",
         Apart.HIDES,
@@ -332,12 +340,16 @@ _SHARED = [
         {"dimensions": {"tokens": 1}},
     ),
     Route("POST", "/v1/budgets/{id}/reset", "operate", Apart.SHARED, "/v1/budgets/{edge}/reset"),
+    Route("PUT", "/v1/budgets/{id}", "operate", Apart.SHARED, "/v1/budgets/{edge}", BUDGET),
+    Route("DELETE", "/v1/budgets/{id}", "operate", Apart.SHARED, "/v1/budgets/{edge}"),
+    Route("PUT", "/v1/quotas/{name}", "operate", Apart.SHARED, "/v1/quotas/{edge}", QUOTA),
+    Route("DELETE", "/v1/quotas/{name}", "operate", Apart.SHARED, "/v1/quotas/{edge}"),
     Route(
         "POST",
         "/v1/quotas",
         "operate",
         Apart.SHARED,
-        body={"window_seconds": 60, "max_requests_per_window": 5, "max_concurrent": 1},
+        body=QUOTA,
     ),
     Route(
         "POST",

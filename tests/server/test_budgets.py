@@ -137,6 +137,18 @@ async def test_a_budget_keeps_executions_that_name_it_from_starting(
     assert await lab.claim() == []
 
 
+@pytest.mark.parametrize("form", ["{}", "{{{}}}", "urn:uuid:{}"])
+async def test_a_policy_names_a_budget_in_any_form_of_its_uuid(
+    http: httpx.AsyncClient, lab: Lab, form: str
+) -> None:
+    """server-sdk.md 1.2: hyphenated, simple, braced and urn are the same id."""
+    id = await new(http)
+    await spend(http, id, {"tokens": 100})
+    await create(http, policy={"budget_ids": [form.format(id.upper())]})
+    await create(http, policy={"budget_ids": [id.replace("-", "")]})
+    assert await lab.claim() == []
+
+
 @pytest.mark.parametrize(("method", "path"), [("GET", ""), ("POST", "/usage"), ("POST", "/reset")])
 async def test_nothing_is_404(http: httpx.AsyncClient, method: str, path: str) -> None:
     body = {"dimensions": {"tokens": 1}} if path == "/usage" else None
@@ -210,3 +222,42 @@ async def test_more_than_can_be_counted_is_more_than_the_limit(http: httpx.Async
     await spend(http, id, {"tokens": 10})
     breach = {"dimension": "tokens", "current_usage": 10, "hard_limit": 100}
     assert await spend(http, id, {"tokens": (1 << 64) - 1}) == {"HardBreach": breach}
+
+
+# -- change and delete
+
+
+async def test_a_budget_gets_another_definition(http: httpx.AsyncClient, lab: Lab) -> None:
+    """server-sdk.md 10.1, flaw 12: update a budget; what was spent stays."""
+    id = await new(http)
+    await spend(http, id, {"tokens": 100})
+    await create(http, policy={"budget_ids": [id]})
+    assert await lab.claim() == []
+    raised = {**BUDGET, "hard_limits": [200], "soft_limits": [150], "scope_id": "other"}
+    reply = await http.put(f"{URL}/{id.upper()}", json={**raised, "budget_id": id})
+    assert reply.status_code == 200, reply.text
+    assert reply.json() == (await http.get(f"{URL}/{id}")).json()
+    assert reply.json()["hard_limits"] == {"tokens": 200}
+    assert reply.json()["usage"] == {"tokens": 100}
+    assert reply.json()["scope_id"] == "other"
+    await lab.engine.sweep.once()
+    assert len(await lab.claim()) == 1
+    made = await http.put(f"{URL}/{NOBODY}", json=raised)
+    assert (made.status_code, made.json()["usage"]) == (200, {})
+    error_of(await http.put(f"{URL}/{NOBODY}", json={**raised, "budget_id": id}), 400)
+    error_of(await http.put(f"{URL}/{NOBODY}", json={**raised, "hard_limit": 1}), 422)
+
+
+async def test_a_budget_is_deleted(http: httpx.AsyncClient, lab: Lab) -> None:
+    """server-sdk.md 10.1, flaw 12"""
+    id = await new(http)
+    await spend(http, id, {"tokens": 100})
+    await create(http, policy={"budget_ids": [id]})
+    assert await lab.claim() == []
+    reply = await http.delete(f"{URL}/{id}")
+    assert (reply.status_code, reply.content) == (204, b"")
+    error_of(await http.get(f"{URL}/{id}"), 404)
+    error_of(await http.delete(f"{URL}/{id}"), 404)
+    error_of(await http.delete(f"{URL}/nonsense"), 400)
+    await lab.engine.sweep.once()
+    assert len(await lab.claim()) == 1

@@ -25,6 +25,11 @@ async def test_events_page_by_cursor(http: httpx.AsyncClient, lab: Lab) -> None:
     assert rest["events"][0]["completion"] == {"outcome": "success", "state": "success"}
     own = (await http.get(f"/v1/executions/{claim.id}/events")).json()
     assert len(own["events"]) == 2
+    for path in ("/v1/events", f"/v1/executions/{claim.id}/events"):  # as other lists are paged
+        paged = await http.get(path, params={"cursor": first["next_cursor"]})
+        assert paged.json()["events"] == rest["events"]
+        both = {"cursor": first["next_cursor"], "after": rest["next_cursor"]}
+        assert (await http.get(path, params=both)).status_code == 400
 
 
 async def test_a_family_is_filtered(http: httpx.AsyncClient, lab: Lab) -> None:
@@ -56,12 +61,12 @@ async def test_a_stream_of_events_resumes(context: ServerContext, lab: Lab) -> N
         url = f"{address}/v1/events/stream"
         async with Events.open(url) as events:
             claim = await lab.running()
-            assert (await events.next("claimed"))["execution_id"] == str(claim.uuid)
+            assert (await events.next("claimed"))["execution_id"] == str(claim.id)
             seen = events.last_id
             await lab.complete(claim)
             await events.next("completed")
         async with Events.open(url, last_id=seen) as events:
-            assert (await events.next("completed"))["execution_id"] == str(claim.uuid)
+            assert (await events.next("completed"))["execution_id"] == str(claim.id)
 
 
 async def test_tenants_see_their_own_events(
@@ -73,7 +78,7 @@ async def test_tenants_see_their_own_events(
         async with Events.open(f"{address}/v1/events/stream", token=secret) as events:
             await lab.complete(await lab.running(namespace="other"))
             mine = await lab.running(namespace="acme")
-            assert (await events.next("claimed"))["execution_id"] == str(mine.uuid)
+            assert (await events.next("claimed"))["execution_id"] == str(mine.id)
         async with httpx.AsyncClient(headers={"Authorization": f"Bearer {secret}"}) as http:
             foreign = await http.get(f"{address}/v1/events?namespace=other")
             assert foreign.status_code == 403
@@ -88,7 +93,7 @@ async def test_a_subscription_keeps_its_cursor(http: httpx.AsyncClient, lab: Lab
     batch = await http.post(f"{url}/read", params={"holder": "a"})
     assert batch.status_code == 200, batch.text
     (event,) = batch.json()["events"]
-    assert event["execution_id"] == str(claim.uuid)
+    assert event["execution_id"] == str(claim.id)
     held = await http.post(f"{url}/read", params={"holder": "b"})
     assert (held.status_code, held.json()["code"]) == (409, "held")
     acked = await http.post(f"{url}/ack", json={"cursor": batch.json()["next_cursor"]})

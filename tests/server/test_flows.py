@@ -409,6 +409,84 @@ async def test_a_wrong_edge_is_refused(
     error_of(await stage(http, flow, first, second, 2, **change), status)
 
 
+async def test_what_an_edge_passes_is_said_once(http: httpx.AsyncClient) -> None:
+    """server-sdk.md 1.7: when it is staged, or when it is applied first; never twice."""
+    flow = await create_flow(http)
+    first, second = await add_member(http, flow), await add_member(http, flow)
+
+    async def input_of(edge: str) -> str | None:
+        edges = (await http.get(f"{URL}/{flow}/edges")).json()["edges"]
+        (found,) = (each["edge"] for each in edges if each["edge"]["id"] == edge)
+        name: str | None = found["input"]
+        return name
+
+    staged = await stage(http, flow, first, second, 2, data_passing_ref="x")
+    edge = staged.json()["Staged"]["edge_id"]
+    other = error_of(await apply(http, flow, edge, first, second, data_passing_ref="y"), 400)
+    assert other["code"] == "invalid_dependency"
+    for given in ("x", "y", None):  # the second and the third are repeats
+        reply = await apply(http, flow, edge, first, second, data_passing_ref=given)
+        assert reply.status_code == 200, reply.text
+        assert await input_of(edge) == "x"
+    bare = (await stage(http, flow, first, second, 3)).json()["Staged"]["edge_id"]
+    long = await apply(http, flow, bare, first, second, data_passing_ref="x" * 100_000)
+    assert long.status_code == 413 or error_of(long, 400)
+    assert (await apply(http, flow, bare, first, second, data_passing_ref="")).is_success
+    late = await apply(http, flow, bare, first, second, data_passing_ref="z")
+    assert late.json() == "AlreadyApplied"
+    assert await input_of(bare) is None
+
+
+# -- reads
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"kind": "all_of"},
+        {"kind": "any_of", "on_satisfied": "let_run"},
+        {"kind": "quorum", "k": 1, "on_satisfied": "cancel_remaining"},
+    ],
+)
+async def test_a_policy_is_shown_as_it_was_given(
+    http: httpx.AsyncClient, policy: dict[str, Any]
+) -> None:
+    """server-sdk.md 1.3 (c): an EdgeDependencyPolicy is tagged by `kind`."""
+    flow = await create_flow(http)
+    first, second = [await add_member(http, flow) for _ in range(2)]
+    set = await http.put(f"{URL}/{flow}/edge-groups/{second}", json=policy)
+    assert set.status_code == 200, set.text
+    await link(http, flow, first, second, 2)
+    found = (await http.get(f"{URL}/{flow}")).json()
+    assert [group["policy"] for group in found["edge_groups"].values()] == [policy]
+    members = (await http.get(f"{URL}/{flow}/members")).json()["members"]
+    joins = {member["id"]: member["join"] for member in members}
+    assert joins[second]["policy"] == policy
+    assert joins[first] is None
+
+
+async def test_a_policy_is_fixed_by_the_first_edge(http: httpx.AsyncClient) -> None:
+    """coordination.md 1.4, check 6: it is refused as invalid input."""
+    flow = await create_flow(http)
+    first, second = [await add_member(http, flow) for _ in range(2)]
+    await link(http, flow, first, second, 2)
+    late = await http.put(f"{URL}/{flow}/edge-groups/{second}", json={"kind": "all_of"})
+    body = error_of(late, 400)
+    assert body["code"] == "invalid_input"
+    assert "edge_group_policy_already_fixed" in body["error"]
+
+
+async def test_the_ends_of_an_edge_are_tagged(http: httpx.AsyncClient) -> None:
+    """server-sdk.md 1.2: an ExecutionId on the wire is `{fp:N}:<uuid>`."""
+    flow = await create_flow(http)
+    first, second = [await add_member(http, flow) for _ in range(2)]
+    await link(http, flow, first, second, 2)
+    (found,) = (await http.get(f"{URL}/{flow}/edges")).json()["edges"]
+    assert (found["edge"]["upstream"], found["edge"]["downstream"]) == (first, second)
+    (same,) = (await http.get(f"{URL}/{flow}/edges", params={"upstream": first})).json()["edges"]
+    assert same == found
+
+
 # -- cancel
 
 

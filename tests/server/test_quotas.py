@@ -81,3 +81,23 @@ async def test_the_limit_of_the_body(http: httpx.AsyncClient) -> None:
     assert (large.status_code, large.json()["route"]) == (413, "/v1/quotas")
     fits = await http.post(URL, content=padded(QUOTA, 64 * 1024), headers=headers)
     assert fits.status_code == 201
+
+
+async def test_a_quota_is_read_changed_and_deleted(http: httpx.AsyncClient, lab: Lab) -> None:
+    """server-sdk.md 10.1, flaw 12: a quota has no route but that which creates it."""
+    id = (await http.post(URL, json=QUOTA)).json()["Created"]["quota_policy_id"]
+    for _ in range(3):
+        await create(http, policy={"quotas": [{"quota": id.upper()}]})
+    assert len(await lab.claim(limit=5)) == 1
+    read = (await http.get(f"{URL}/{id.replace('-', '')}")).json()
+    assert (read["quota"]["name"], read["running"], read["waiting"]) == (id, 1, 2)
+    changed = await http.put(f"{URL}/{id}", json={**QUOTA, "max_concurrent": 2})
+    assert (changed.status_code, changed.json()["concurrency"]) == (200, 2)
+    await lab.engine.sweep.once()
+    assert len(await lab.claim(limit=5)) == 1
+    assert (await http.delete(f"{URL}/{id}")).status_code == 204
+    error_of(await http.delete(f"{URL}/{id}"), 404)
+    await lab.engine.sweep.once()
+    assert len(await lab.claim(limit=5)) == 1
+    error_of(await http.put(f"{URL}/{id}", json={**QUOTA, "limit": 1}), 422)
+    error_of(await http.put(f"{URL}/team", json=QUOTA), 400)

@@ -214,6 +214,19 @@ async def test_a_paused_lane_says_who_and_why(http: httpx.AsyncClient) -> None:
     assert (await http.post("/v1/lanes/slow/resume")).status_code == 200  # it needs no body
 
 
+async def test_a_lane_is_in_a_state_of_the_original(http: httpx.AsyncClient, lab: Lab) -> None:
+    """server-sdk.md 1.3: LaneState is active, paused, draining or disabled."""
+    await lab.submit(lane="slow")
+    shown = (await http.get("/v1/lanes/slow")).json()
+    listed = (await http.get("/v1/lanes")).json()["lanes"]
+    (seen,) = (await http.get("/v1/overview")).json()["lanes"]
+    assert [shown["state"], listed[0]["state"], seen["state"]] == ["active"] * 3
+    drained = await http.post("/v1/lanes/slow/drain", json={})
+    assert drained.json()["state"] == "draining"
+    resumed = await http.post("/v1/lanes/slow/resume", json={})
+    assert resumed.json()["state"] == "active"
+
+
 async def test_schedules_are_made_paused_and_deleted(http: httpx.AsyncClient) -> None:
     body = {"execution_kind": "work", "every": "10m"}
     made = await http.put("/v1/schedules/tick", json=body)

@@ -277,6 +277,31 @@ async def test_results_pass_along_an_edge(player: Player, result: bytes | None) 
     assert claim["payload"] == b64(result or b"own")
 
 
+@pytest.mark.parametrize("ended_first", [False, True])
+async def test_applying_an_edge_may_say_that_it_passes_the_result(
+    player: Player, ended_first: bool
+) -> None:
+    """server-sdk.md 1.7: the edge is staged without a `data_passing_ref` and applied with one; it
+    also counts if the upstream has ended in between."""
+    http, flow = player.http, await create_flow(player.http)
+    upstream = await add_member(http, flow, lane_id="up")
+    downstream = await add_member(http, flow, lane_id="down", input_payload=list(b"own"))
+    edge = {"upstream_execution_id": upstream, "downstream_execution_id": downstream}
+    edge["edge_id"] = str(fresh())
+    path = f"/v1/flows/{flow}/edges"
+    await player.post(path, 201, expected_graph_revision=2, **edge)
+    claim = await player.take("up")
+    if ended_first:
+        await player.do(claim, "complete", result_base64=b64(b"from upstream"))
+    await player.post(f"{path}/apply", graph_revision=3, data_passing_ref="x", **edge)
+    if not ended_first:
+        await player.do(claim, "complete", result_base64=b64(b"from upstream"))
+    claim = await player.take("down")
+    assert claim["payload"] == b64(b"from upstream")
+    (shown,) = (await http.get(path)).json()["edges"]
+    assert shown["edge"]["input"] == "x"
+
+
 async def test_the_upstream_that_fires_a_race_passes_its_result(player: Player, lab: Lab) -> None:
     """coordination.md 1.6: a later result of another upstream changes nothing."""
     http, flow = player.http, await create_flow(player.http)

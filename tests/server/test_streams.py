@@ -67,6 +67,21 @@ async def test_a_closed_stream_says_when_and_why(http: httpx.AsyncClient, lab: L
         assert reply["closed_at"] == lab.clock.now()
 
 
+async def test_a_limited_tail_of_a_closed_stream_goes_on(http: httpx.AsyncClient, lab: Lab) -> None:
+    """server-sdk.md 1.7: a reader goes on until `closed_at` is there, and misses no frame."""
+    claim = await lab.running()
+    for payload in (b"1", b"2", b"3"):
+        await append(lab, claim, payload)
+    await lab.complete(claim)
+    seen: list[str] = []
+    after, closed = "0-0", False
+    while not closed:
+        page = (await http.get(path(claim, f"/tail?after={after}&limit=2"))).json()
+        seen += [frame["fields"]["payload"] for frame in page["frames"]]
+        after, closed = page["frames"][-1]["id"], "closed_at" in page
+    assert seen == ["1", "2", "3"]
+
+
 async def test_a_tail_waits_for_the_next_frame(http: httpx.AsyncClient, lab: Lab) -> None:
     claim = await lab.running()
     tail = asyncio.ensure_future(http.get(path(claim, "/tail?block_ms=30000")))

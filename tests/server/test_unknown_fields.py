@@ -1,6 +1,7 @@
 """Fields that a route does not know: ignored where clients of the original send them, refused
 everywhere else (server-sdk.md 1.2, 10.1)."""
 
+import json
 from typing import Any
 
 import httpx
@@ -9,7 +10,7 @@ from msgspec import Struct
 
 from flowfabric.server.app import HANDLERS
 from tests.kit.every_route import ROUTES, Route
-from tests.kit.http import NOBODY, error_of
+from tests.kit.http import EXECUTION, NOBODY, error_of
 
 pytestmark = pytest.mark.rules
 
@@ -65,6 +66,55 @@ async def test_a_stray_field_of_an_existing_client_changes_nothing(
     strict = {"Prefer": "handling=strict"}
     http.headers.update(strict)
     assert error_of(await _send(http, route, policy_json="{}"), 422)["code"] == "invalid_body"
+
+
+@pytest.mark.parametrize(
+    ("policy", "path"),
+    [
+        ({"required_capabilities": ["gpu"]}, "policy.required_capabilities"),
+        ({"retry_policy": {"max_retry": 1}}, "policy.retry_policy.max_retry"),
+        (
+            {"retry_policy": {"backoff": {"type": "fixed", "delay_ms": 1, "delay": 1}}},
+            "policy.retry_policy.backoff.delay",
+        ),
+        ({"routing_requirements": {"zone": "a"}}, "policy.routing_requirements.zone"),
+        (
+            {"fallback_policy": {"tiers": [{"provider": "p", "model": "m", "tokens": 1}]}},
+            "policy.fallback_policy.tiers.0.tokens",
+        ),
+    ],
+)
+async def test_a_stray_field_of_a_policy_is_named(
+    http: httpx.AsyncClient, policy: dict[str, Any], path: str
+) -> None:
+    """server-sdk.md 10.1, flaw 27: a capability at the wrong level was ignored without a word."""
+    body = {**EXECUTION, "policy": policy}
+    reply = await http.post("/v1/executions", json=body)
+    assert (reply.status_code, reply.headers["FlowFabric-Ignored-Fields"]) == (201, path)
+    query: dict[str, Any] = {**body, "policy": json.dumps(policy)}
+    del query["input_payload"]
+    octets = {"Content-Type": "application/octet-stream"}
+    raw = await http.post("/v1/executions", params=query, content=b"x", headers=octets)
+    assert (raw.status_code, raw.headers["FlowFabric-Ignored-Fields"]) == (201, path)
+    many = await http.post("/v1/executions/batch", json={"executions": [EXECUTION, body]})
+    assert many.headers["FlowFabric-Ignored-Fields"] == f"executions.1.{path}"
+    strict = {"Prefer": "handling=strict"}
+    refused = error_of(await http.post("/v1/executions", json=body, headers=strict), 422)
+    assert path in refused["details"]["reason"]
+
+
+async def test_what_a_policy_has_is_not_named(http: httpx.AsyncClient) -> None:
+    policy = {
+        "retry_policy": {"max_retries": 1, "backoff": {"type": "fixed", "delay_ms": 1}},
+        "fallback_policy": {"tiers": [{"provider": "p", "model": "m", "timeout_ms": 1}]},
+        "routing_requirements": {"required_capabilities": [], "preferred_locality": "a"},
+        "cleanup_policy": {"cleanup_timeout_ms": 5},
+    }
+    reply = await http.post(
+        "/v1/executions", json={**EXECUTION, "policy": policy, "tags": {"a.b": "c"}}
+    )
+    assert reply.status_code == 201
+    assert "FlowFabric-Ignored-Fields" not in reply.headers
 
 
 @pytest.mark.parametrize("route", _routes(original=False))

@@ -9,7 +9,17 @@ from flowfabric.core.access.token import Identity
 from flowfabric.core.base.ids import new_uuid7
 from flowfabric.core.wait.condition.model import AllTrue
 from flowfabric.engine.wait.suspensions import Ticket
-from tests.kit.http import NOBODY, client_as, create, error_of, padded, tagged, tenant, without
+from tests.kit.http import (
+    NOBODY,
+    client_as,
+    create,
+    error_of,
+    padded,
+    tagged,
+    tenant,
+    uuid_of,
+    without,
+)
 from tests.kit.lab import Lab
 from tests.kit.waits import create_waitpoint, named, suspend, wait_on
 
@@ -244,10 +254,13 @@ async def test_an_unknown_waitpoint_is_answered_like_a_wrong_token(
 
 
 async def test_an_empty_token_is_missing(http: httpx.AsyncClient, lab: Lab) -> None:
-    """E-T251"""
+    """E-T251; unlike §3.34 also for an unknown waitpoint: the order of its checks 2 and 3 would
+    tell a caller without a token which waitpoints exist"""
     id, ticket = await suspended(http, lab)
     reply = await http.post(f"{URL}/{id}/signal", json=signal(ticket, waitpoint_token=""))
     assert error_of(reply, 400)["code"] == "missing_token"
+    unknown = signal(ticket, waitpoint_token="", waitpoint_id=NOBODY)
+    assert (await http.post(f"{URL}/{id}/signal", json=unknown)).json() == reply.json()
 
 
 @pytest.mark.parametrize("members", [{}, {"waitpoint_token": ""}, {"waitpoint_token": "a:b"}])
@@ -359,3 +372,38 @@ async def test_an_expired_key_is_answered_the_same_for_unknown_executions(
             await outside.post(f"{URL}/{run}/signal", json=signal(ticket)) for run in (id, NOBODY)
         ]
     assert [error_of(reply, 400)["code"] for reply in replies] == ["token_expired"] * 2
+
+
+# -- many
+
+
+async def test_signal_many_answers_each_on_its_own(http: httpx.AsyncClient, lab: Lab) -> None:
+    """server-sdk.md 10.1, flaw 14: a batch of signals beside those of create and cancel."""
+    first, ticket = await suspended(http, lab)
+    second, other = await suspended(http, lab)
+    signals = [
+        signal(ticket, execution_id=first, signal_name="early", idempotency_key="k"),
+        signal(ticket, execution_id=first, signal_name="early", idempotency_key="k"),
+        signal(ticket, execution_id=first),
+        signal(other, execution_id=second, waitpoint_token="k1:" + "0" * 64),
+        signal(other, execution_id="nonsense"),
+        signal(other, execution_id=str(uuid_of(second))),
+    ]
+    reply = await http.post("/v1/executions/signal", json={"signals": signals})
+    assert reply.status_code == 200, reply.text
+    early, repeated, done, forged, nonsense, last = reply.json()["results"]
+    assert early["Accepted"]["effect"] == "no_op"
+    assert repeated == {"Duplicate": {"existing_signal_id": early["Accepted"]["signal_id"]}}
+    assert done["Accepted"]["effect"] == "resume_condition_satisfied"
+    assert forged["Refused"]["code"] == "invalid_token"
+    assert nonsense["Refused"]["code"] == "invalid_id"
+    assert last["Accepted"]["effect"] == "resume_condition_satisfied"
+
+
+async def test_a_batch_of_signals_is_bounded(http: httpx.AsyncClient, lab: Lab) -> None:
+    _, ticket = await suspended(http, lab)
+    one = signal(ticket, execution_id=NOBODY)
+    too_many = await http.post("/v1/executions/signal", json={"signals": [one] * 1001})
+    assert error_of(too_many, 400)["code"] == "invalid_input"
+    unnamed = await http.post("/v1/executions/signal", json={"signals": [signal(ticket)]})
+    error_of(unnamed, 422)

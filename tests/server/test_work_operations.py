@@ -387,6 +387,10 @@ async def test_a_bare_fence_is_as_good_as_a_handle(worker: HttpWorker) -> None:
         assert error_of(reply) == (400, "partial_fence_triple")
         reply = await worker.http.post(f"{url}/{op}", json=more)
         assert error_of(reply) == (400, "fence_required")
+    # One that has lost its lease may count what it has consumed, but it must say who it is.
+    for body, code in (({}, "fence_required"), ({"lease_epoch": 1}, "partial_fence_triple")):
+        reply = await worker.http.post(f"{url}/spend", json={"amounts": {"tokens": 1}, **body})
+        assert error_of(reply) == (400, code)
     reply = await worker.http.post(f"/v1/work/{uuid}/complete", json=fence)
     assert reply.status_code == 200
 

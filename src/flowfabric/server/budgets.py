@@ -74,13 +74,13 @@ async def create_budget(
     check_everywhere(caller_of(request))
     engine = engine_of(request)
     id = str(optional_uuid(data.budget_id, "budget_id") or engine.suspensions.new_id())
-    answer = await engine.budgets.create(_budget(data, id))
+    answer = await engine.budgets.create(read_budget(data, id))
     if isinstance(answer, Created):
         return respond(CreateBudgetAnswer(Created=BudgetIdentity(id)), 201)
     return respond(CreateBudgetAnswer(AlreadySatisfied=BudgetIdentity(id)))
 
 
-def _budget(data: CreateBudget, id: str) -> Budget:
+def read_budget(data: CreateBudget, id: str) -> Budget:
     if not len(data.dimensions) == len(data.hard_limits) == len(data.soft_limits):
         raise Invalid("dimensions, hard_limits and soft_limits must have the same length")
     if len(set(data.dimensions)) != len(data.dimensions):
@@ -150,10 +150,10 @@ async def get_budget(request: Request[Any, Any, Any], id: BudgetPath) -> Respons
     """A budget with its limits and what was spent from it."""
     name = str(read_uuid_text(id, "budget_id"))
     check_everywhere(caller_of(request))
-    return respond(_status(await engine_of(request).budgets.get(name)))
+    return respond(budget_status(await engine_of(request).budgets.get(name)))
 
 
-def _status(budget: Budget) -> BudgetStatus:
+def budget_status(budget: Budget) -> BudgetStatus:
     labels = budget.labels
     spent = dict.fromkeys(budget.limits if budget.resets else (), 0) | budget.used
     return BudgetStatus(

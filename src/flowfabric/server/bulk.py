@@ -1,4 +1,4 @@
-"""Many executions in one request: create, cancel, replay. Each is answered on its own."""
+"""Many executions in one request: create, cancel, replay, signal. Each is answered on its own."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,7 +22,8 @@ from flowfabric.server.executions import (
     submit,
 )
 from flowfabric.server.parameters import find_run
-from flowfabric.server.wire import respond
+from flowfabric.server.waitpoints import DeliverSignal, SignalRouteAnswer, deliver
+from flowfabric.server.wire import RunText, read_id, respond
 
 MOST = 1000
 CREATE_BODY = 16 << 20
@@ -54,6 +55,28 @@ class CancelMany(Struct, kw_only=True, forbid_unknown_fields=True):
 
 class ReplayMany(Struct, forbid_unknown_fields=True):
     execution_ids: list[str]
+
+
+class BatchSignal(DeliverSignal, kw_only=True):
+    """A signal as for one execution, which it names."""
+
+    execution_id: RunText
+
+
+class SignalMany(Struct, forbid_unknown_fields=True):
+    signals: list[BatchSignal]
+
+
+class SignalResult(SignalRouteAnswer):
+    """As for one signal, or why this one was refused."""
+
+    Refused: ErrorBody | None = None
+
+
+class SignalManyAnswer(Struct):
+    """One result for each signal, in order."""
+
+    results: list[SignalResult]
 
 
 class ChangedOne(Struct, omit_defaults=True):
@@ -109,6 +132,42 @@ async def replay_executions(
     return await _change_each(request, data.execution_ids, engine_of(request).executions.replay)
 
 
+@post("/v1/executions/signal", opt=needs("signal", body=CREATE_BODY), status_code=200)
+async def signal_executions(
+    request: Request[Any, Any, Any], data: JSONBody[SignalMany]
+) -> Response[SignalManyAnswer]:
+    """Delivers up to 1,000 signals, each with the token of its waitpoint. Those to one execution
+    are delivered in their order."""
+    _check_count(data.signals)
+    by_run: dict[object, list[int]] = {}
+    for place, signal in enumerate(data.signals):
+        by_run.setdefault(_run_of(signal, place), []).append(place)
+    results = [SignalResult() for _ in data.signals]
+
+    async def in_order(places: list[int]) -> None:
+        for place in places:
+            results[place] = await _signal(request, data.signals[place])
+
+    await asyncio.gather(*(in_order(places) for places in by_run.values()))
+    return respond(SignalManyAnswer(results))
+
+
+def _run_of(signal: BatchSignal, place: int) -> object:
+    """Which execution a signal is for; one that names none is on its own."""
+    try:
+        return read_id(signal.execution_id).uuid
+    except FlowFabricError:  # its result says so
+        return place
+
+
+async def _signal(request: Request[Any, Any, Any], data: BatchSignal) -> SignalResult:
+    try:
+        answer = await deliver(request, data.execution_id, data)
+    except FlowFabricError as error:
+        return SignalResult(Refused=answer_to(error)[1])
+    return SignalResult(Accepted=answer.Accepted, Duplicate=answer.Duplicate)
+
+
 async def _change_each(
     request: Request[Any, Any, Any], ids: list[str], act: Act
 ) -> Response[ChangeManyAnswer]:
@@ -129,7 +188,7 @@ async def _change(request: Request[Any, Any, Any], id: str, act: Act) -> Changed
 
 def _check_count(items: Sequence[object]) -> None:
     if len(items) > MOST:
-        raise Invalid(f"at most {MOST} executions in one request")
+        raise Invalid(f"at most {MOST} in one request")
 
 
-HANDLERS = [create_executions, cancel_executions, replay_executions]
+HANDLERS = [create_executions, cancel_executions, replay_executions, signal_executions]

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.plain import plain_members, plain_value
+from flowfabric.core.limit.lane import LaneState
 from flowfabric.server.wire import respond
 
 S = TypeVar("S", bound=Struct)
@@ -37,10 +38,16 @@ def plain(value: object) -> Any:
     return plain_value("", value, _leaf)
 
 
+def word(value: IntEnum) -> str:
+    """The word of a number: its name, except for a lane that is open, which the original calls
+    active."""
+    return "active" if value is LaneState.OPEN else value.name.lower()
+
+
 def _leaf(name: str, value: object) -> Any:
     match value:
         case IntEnum():
-            return value.name.lower()
+            return word(value)
         case Enum():
             return value.value
         case ExecutionId():

@@ -1,6 +1,6 @@
 """Events: pages, server-sent events, and durable subscriptions with a cursor in the store."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from typing import Annotated, Any
 
 from litestar import Request, Response, delete, get, post, put
@@ -8,8 +8,8 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.response import Stream
 from msgspec import UNSET, Struct, UnsetType
 
-from flowfabric.core.base.errors import NotFound
-from flowfabric.core.execution.event import Family
+from flowfabric.core.base.errors import Invalid, NotFound
+from flowfabric.core.execution.event import Family, StoredEvent
 from flowfabric.core.execution.event_filter import (
     EventBatch,
     EventFilter,
@@ -48,11 +48,17 @@ After = Annotated[
 ]
 
 
+class ShownEvent(EventView, frozen=True, kw_only=True, omit_defaults=True):
+    """An event whose execution is named by its tagged id, as in every answer of the server."""
+
+    execution_id: str | None = None  # type: ignore[assignment]
+
+
 class EventList(Struct, omit_defaults=True):
     """Events after a cursor, oldest first. `next_cursor` continues after everything that was read,
     also what the filter left out. With a `gap`, retention deleted events before they were read."""
 
-    events: list[EventView]
+    events: list[ShownEvent]
     next_cursor: str
     gap: GapView | UnsetType = UNSET
 
@@ -80,11 +86,13 @@ async def list_events(
     families: Families = None,
     tag: Tag = None,
     after: After = None,
+    cursor: Cursor = None,
     limit: PageLimit = 100,
 ) -> Response[EventList]:
-    """Events after a cursor, oldest first."""
+    """Events after a cursor, oldest first. `cursor` is another word for `after`."""
     engine, wanted = engine_of(request), _filter(request, namespace, families, tag)
-    batch = await engine.events.batch(wanted, await _position(engine, after), limit)
+    begin = await _position(engine, _either(after, cursor))
+    batch = await engine.events.batch(wanted, begin, limit)
     return respond(_list(batch, wanted))
 
 
@@ -93,15 +101,16 @@ async def execution_events(
     request: Request[Any, Any, Any],
     id: FromPath[str],
     after: After = None,
+    cursor: Cursor = None,
     limit: PageLimit = 100,
 ) -> Response[EventList]:
-    """What has happened to one execution."""
+    """What has happened to one execution. `cursor` is another word for `after`."""
     engine, key = engine_of(request), await find_run(request, id)
     if await engine.views.state(key) is None:
         raise NotFound("execution", id)
-    begin = await _position(engine, after)
+    begin = await _position(engine, _either(after, cursor))
     page = await engine.events.read(after=begin, limit=limit, execution=key)
-    return respond(EventList([view(each) for each in page.events], encode_cursor(page.cursor)))
+    return respond(EventList([_event(each) for each in page.events], encode_cursor(page.cursor)))
 
 
 @get("/v1/events/stream", opt=needs("read", long=True), media_type="text/event-stream")
@@ -129,7 +138,7 @@ async def _follow(
             shown = gap_view(batch.gap)
             yield ServerEvent("gap", shown, shown.cursor)
         for event in batch.events:
-            found = view(event, wanted.families)
+            found = _event(event, wanted.families)
             yield ServerEvent(found.kind, found, found.cursor)
 
 
@@ -237,13 +246,26 @@ def _filter(
     return check_filter(place, families or (), read_tag(tag))
 
 
+def _either(after: str | None, cursor: str | None) -> str | None:
+    if after and cursor and after != cursor:
+        raise Invalid("give after or cursor, not both")
+    return after or cursor
+
+
 async def _position(engine: Engine, cursor: str | None) -> int:
     """The number in a cursor, 0 without one."""
     return await engine.events.position(cursor) if cursor else 0
 
 
+def _event(event: StoredEvent, families: Collection[Family] = ()) -> ShownEvent:
+    seen = view(event, families)
+    members = {name: getattr(seen, name) for name in seen.__struct_fields__}
+    id = None if event.id is None else str(event.id)
+    return ShownEvent(**{**members, "execution_id": id})
+
+
 def _list(batch: EventBatch, wanted: EventFilter) -> EventList:
-    events = [view(each, wanted.families) for each in batch.events]
+    events = [_event(each, wanted.families) for each in batch.events]
     found = EventList(events, encode_cursor(batch.cursor))
     if batch.gap is not None:
         found.gap = gap_view(batch.gap)

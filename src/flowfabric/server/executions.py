@@ -33,7 +33,7 @@ from flowfabric.server.access import caller_of, check_namespace, check_run, need
 from flowfabric.server.context import engine_of
 from flowfabric.server.errors import BODIES, CHANGES, READS
 from flowfabric.server.parameters import Wait, check_digits, refused_parameter, until_ended
-from flowfabric.server.policies import read_policy
+from flowfabric.server.policies import GivenPolicy, read_policy
 from flowfabric.server.wire import (
     I32,
     OCTETS,
@@ -87,7 +87,7 @@ class CreateExecution(Struct, kw_only=True):
     payload_encoding: str | None = None
     idempotency_key: str | None = None
     tags: dict[str, str] = {}
-    policy: dict[str, Any] | None = None
+    policy: GivenPolicy | None = None
     delay_until: Moment | None = None
     execution_deadline_at: Moment | None = None
     partition_id: U16 = 0

@@ -246,13 +246,14 @@ class ApplyAnswer(Tagged):
 async def apply_edge(
     request: Request[Any, Any, Any], id: FlowPath, data: JSONBody[ApplyEdge]
 ) -> Response[ApplyAnswer | str]:
-    """The second step of adding an edge: `Applied` once, then `"AlreadyApplied"`."""
+    """The second step of adding an edge: `Applied` once, then `"AlreadyApplied"`. A
+    `data_passing_ref` that staging it did not give counts from then on; another one is refused."""
     fit(data.graph_revision, "graph_revision")
     flow, engine = await own_flow(request, id, data.flow_id)
     edge = read_uuid_text(data.edge_id, "edge_id")
     await check_run(caller_of(request), engine, read_id(data.downstream_execution_id))
     await _check_edge(engine, flow, edge, data)
-    answer = await engine.flows.apply(flow, edge)
+    answer = await engine.flows.apply(flow, edge, input=data.data_passing_ref or None)
     if isinstance(answer, Applied):
         return respond(ApplyAnswer(Applied=AppliedEdge(answer.unsatisfied)))
     return respond("AlreadyApplied")

@@ -1,13 +1,13 @@
 """Flows as people look at them: lists, one flow, its members, edges and joins."""
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from litestar import Request, Response, get, post, put
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.ids import ExecutionId
@@ -44,6 +44,18 @@ class EdgeGroupPolicy(Struct):
     kind: str
     k: U32 | None = None
     on_satisfied: str = "cancel_remaining"
+
+
+class ShownPolicy(Struct, omit_defaults=True):
+    """When a member runs: after all of its upstreams, any of them, or `k`."""
+
+    kind: Literal["all_of", "any_of", "quorum"]
+    k: int | UnsetType = UNSET
+    on_satisfied: Rest | UnsetType = UNSET
+
+
+JOIN = also(Join, policy=ShownPolicy)
+MEMBER = also(Member, join=JOIN | None)
 
 
 @get("/v1/flows", opt=needs("read", shows=page("flows", shown(Flow))))
@@ -86,9 +98,7 @@ def _read_cursor(text: str) -> tuple[Millis, UUID]:
     "/v1/flows/{id:str}",
     opt=needs(
         "read",
-        shows=also(
-            Flow, graph_revision=int, states=dict[str, int], edge_groups=by_name(shown(Join))
-        ),
+        shows=also(Flow, graph_revision=int, states=dict[str, int], edge_groups=by_name(JOIN)),
     ),
 )
 async def describe_flow(
@@ -105,12 +115,12 @@ async def describe_flow(
             **document(found.flow),
             "graph_revision": found.flow.revision,
             "states": plain(found.states),
-            "edge_groups": {str(member): document(join) for member, join in joins.items()},
+            "edge_groups": {str(member): _join(join) for member, join in joins.items()},
         }
     )
 
 
-@get("/v1/flows/{id:str}/members", opt=needs("read", shows=page("members", shown(Member))))
+@get("/v1/flows/{id:str}/members", opt=needs("read", shows=page("members", MEMBER)))
 async def flow_members(
     request: Request[Any, Any, Any],
     id: FromPath[str],
@@ -121,7 +131,7 @@ async def flow_members(
     key, engine = await _existing(request, id), engine_of(request)
     after = None if cursor is None else ExecutionId.member(key, read_id(cursor).uuid)
     found = await engine.flow_views.members(key, after=after, limit=limit)
-    return respond_page("members", found, limit, lambda last: str(last.id))
+    return respond_page("members", found, limit, lambda last: str(last.id), _member)
 
 
 @get("/v1/flows/{id:str}/edges", opt=needs("read", shows=listing("edges", shown(EdgeState))))
@@ -138,7 +148,7 @@ async def flow_edges(
         upstream=None if upstream is None else read_id(upstream),
         downstream=None if downstream is None else read_id(downstream),
     )
-    return respond({"edges": [document(edge) for edge in found]})
+    return respond({"edges": [_edge(edge) for edge in found]})
 
 
 @get(
@@ -239,6 +249,33 @@ async def set_flow_tags(
     """Adds or replaces tags, all or none."""
     key = await find_flow(request, id)
     return respond({"set": await engine_of(request).flows.set_tags(key, data)})
+
+
+def _join(join: Join) -> dict[str, Any]:
+    return {**document(join), "policy": _shown_policy(join.policy)}
+
+
+def _member(member: Member) -> dict[str, Any]:
+    join = None if member.join is None else _join(member.join)
+    return {**document(member), "join": join}
+
+
+def _edge(state: EdgeState) -> dict[str, Any]:
+    """The two ends are members, so that the partition of the flow is theirs."""
+    flow = state.edge.flow
+    ends = {"upstream": state.edge.upstream, "downstream": state.edge.downstream}
+    tagged = {name: str(ExecutionId.member(flow, uuid)) for name, uuid in ends.items()}
+    return {**document(state), "edge": {**document(state.edge), **tagged}}
+
+
+def _shown_policy(policy: JoinPolicy) -> ShownPolicy:
+    match policy:
+        case AllOf():
+            return ShownPolicy("all_of")
+        case AnyOf(rest=rest):
+            return ShownPolicy("any_of", on_satisfied=rest)
+        case Quorum(k=k, rest=rest):
+            return ShownPolicy("quorum", k, rest)
 
 
 async def _existing(request: Request[Any, Any, Any], id: str) -> UUID:

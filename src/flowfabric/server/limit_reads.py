@@ -16,7 +16,7 @@ from flowfabric.server.context import engine_of
 from flowfabric.server.documents import document, respond_page
 from flowfabric.server.parameters import Cursor, PageLimit
 from flowfabric.server.shown import also, by_name, page, shown
-from flowfabric.server.wire import respond
+from flowfabric.server.wire import canonical_uuid, respond
 
 SHOWN_KEYS = 100
 
@@ -58,7 +58,7 @@ async def quota_status(
 ) -> Response[dict[str, Any]]:
     """How full a quota is, altogether and for its fullest keys."""
     check_everywhere(caller_of(request))
-    return respond(_status(await engine_of(request).quotas.status(name)))
+    return respond(_status(await engine_of(request).quotas.status(canonical_uuid(name))))
 
 
 def _budget(budget: Budget) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from msgspec import Struct, field
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import StoredEvent
 from flowfabric.core.execution.recent import BUCKET, DurationSummary, RecentActivity, SpanCounts
+from flowfabric.core.limit.lane import LaneState
 from flowfabric.engine.engine import Engine
-from flowfabric.server.documents import document
+from flowfabric.server.documents import document, word
 from flowfabric.store.queries import Counts, RouteDepth
 
 FRESH = 1.0
@@ -41,6 +42,8 @@ PLACES = 500
 T = TypeVar("T")
 Place = str | None
 
+ACTIVE = word(LaneState.OPEN)
+
 
 class LaneDepth(Struct):
     """What waits for a worker in a lane, and what runs. `state` is what an operator has set."""
@@ -49,7 +52,7 @@ class LaneDepth(Struct):
     waiting: int = 0
     running: int = 0
     oldest_at: Millis | None = None
-    state: str = "open"
+    state: str = ACTIVE
 
 
 class OverviewAnswer(Struct, kw_only=True):
@@ -206,7 +209,7 @@ async def _read_slow(engine: Engine, place: Place) -> _Slow:
         failures=[document(group) for group in failed.groups[:SHOWN]],
         complete=failed.complete,
         workers=[document(entry) for entry in workers],
-        lanes={name: lane.state.name.lower() for name, lane in settings.items()},
+        lanes={name: word(lane.state) for name, lane in settings.items()},
     )
 
 
@@ -221,7 +224,7 @@ def lane_depths(depths: Sequence[RouteDepth], states: dict[str, str]) -> list[La
         if at is not None:
             lane.oldest_at = at if lane.oldest_at is None else min(at, lane.oldest_at)
     for name, state in states.items():
-        if name in found or state != "open":
+        if name in found or state != ACTIVE:
             found.setdefault(name, LaneDepth(name)).state = state
     return sorted(found.values(), key=lambda lane: (-lane.waiting, -lane.running, lane.lane))
 

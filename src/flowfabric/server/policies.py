@@ -5,13 +5,40 @@ count has 32 bits and a duration 64. Clients write the largest number where they
 a number that the engine cannot hold becomes the largest one that it can.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
 
+from msgspec import Meta, Struct, ValidationError, convert
+
+from flowfabric.core.base.errors import InvalidPolicy
 from flowfabric.core.base.numbers import MAX_COUNT
 from flowfabric.core.base.time import MAX_SPAN
-from flowfabric.server.wire import MAX_U64
+from flowfabric.core.execution.policy import Policy
+from flowfabric.server.unknown_fields import MEMBERS_OF
+from flowfabric.server.wire import MAX_U64, U64, canonical_uuid
 
 MAX_U32 = (1 << 32) - 1
+
+
+class FallbackTier(Struct):
+    """Kept and shown, without effect."""
+
+    provider: str
+    model: str
+    timeout_ms: U64 | None = None
+
+
+class FallbackPolicy(Struct):
+    tiers: list[FallbackTier]
+
+
+class KnownPolicy(Policy, frozen=True, kw_only=True):
+    """The members that a policy may have on the wire."""
+
+    fallback_policy: FallbackPolicy | None = None  # type: ignore[assignment]
+
+
+GivenPolicy = Annotated[dict[str, Any], Meta(extra={MEMBERS_OF: KnownPolicy})]
 
 _OPTIONAL = frozenset(
     {
@@ -62,7 +89,16 @@ def read_policy(given: dict[str, Any] | None) -> dict[str, Any] | None:
     }
 
 
+_REQUIRED = {
+    "fixed": ("delay_ms",),
+    "exponential": ("initial_delay_ms", "max_delay_ms", "multiplier"),
+}
+"""What a backoff on the wire must say. In Python its members have defaults."""
+
+
 def _member(name: str, value: Any) -> Any:
+    if name in _READERS:
+        value = _READERS[name](value)
     if name in _NESTED and isinstance(value, dict):
         return {each: _member(each, inner) for each, inner in value.items()}
     if type(value) is not int:
@@ -72,3 +108,41 @@ def _member(name: str, value: Any) -> Any:
     if name in _SPANS and MAX_SPAN < value <= MAX_U64:
         return MAX_SPAN
     return value
+
+
+def _backoff(value: Any) -> Any:
+    kind = value.get("type") if isinstance(value, dict) else None
+    for name in _REQUIRED.get(str(kind), ()):
+        if name not in value:
+            raise InvalidPolicy(f"malformed: missing `{name}` - at `$.retry_policy.backoff`")
+    return value
+
+
+def _fallback(value: Any) -> Any:
+    try:
+        convert({"fallback_policy": value}, KnownPolicy)
+    except ValidationError as error:
+        raise InvalidPolicy(f"malformed: {error}") from None
+    return value
+
+
+def _budgets(value: Any) -> Any:
+    return [canonical_uuid(each) for each in value] if isinstance(value, list) else value
+
+
+def _uses(value: Any) -> Any:
+    return [_use(each) for each in value] if isinstance(value, list) else value
+
+
+def _use(value: Any) -> Any:
+    if not isinstance(value, dict) or "quota" not in value:
+        return value
+    return {**value, "quota": canonical_uuid(value["quota"])}
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "backoff": _backoff,
+    "fallback_policy": _fallback,
+    "budget_ids": _budgets,
+    "quotas": _uses,
+}

@@ -53,12 +53,12 @@ async def create_quota(
     check_everywhere(caller_of(request))
     engine = engine_of(request)
     id = str(optional_uuid(data.quota_policy_id, "quota_policy_id") or engine.suspensions.new_id())
-    if await engine.quotas.create(_quota(data, id)):
+    if await engine.quotas.create(read_quota(data, id)):
         return respond(CreateQuotaAnswer(Created=QuotaIdentity(id)), 201)
     return respond(CreateQuotaAnswer(AlreadySatisfied=QuotaIdentity(id)))
 
 
-def _quota(data: CreateQuota, id: str) -> Quota:
+def read_quota(data: CreateQuota, id: str) -> Quota:
     rate = None
     window = fit(data.window_seconds, "window_seconds", MAX_SPAN // 1000) or DEFAULT_WINDOW
     if count := fit(data.max_requests_per_window, "max_requests_per_window", MAX_COUNT):

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from flowfabric.core.base.ids import ExecutionId
+from flowfabric.server.documents import word
 
 Shown = type[Struct]
 _PLAIN = (str, int, float, bool, NoneType)
@@ -106,7 +107,7 @@ def _one_of(kinds: list[Any]) -> Any:
 
 def _plain_class(kind: type) -> Any:
     if issubclass(kind, IntEnum):
-        return Literal[tuple(each.name.lower() for each in kind)]
+        return Literal[tuple(word(each) for each in kind)]
     if issubclass(kind, Enum):
         return Literal[tuple(each.value for each in kind)]
     if issubclass(kind, Struct):

@@ -10,6 +10,7 @@ from litestar import Request, Response, get
 from litestar.params import FromPath, FromQuery, QueryParameter
 from litestar.response import Stream
 from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid, NotFound, Overloaded, Unavailable
 from flowfabric.core.base.ids import ExecutionId
@@ -104,7 +105,8 @@ async def tail_stream(
     limit: FrameLimit = 50,
     visibility: Seen = Visibility.ALL,
 ) -> Response[WireFrames]:
-    """Waits up to `block_ms` for a frame after `after`; a closed stream says when and why."""
+    """Waits up to `block_ms` for a frame after `after`; a closed stream says when and why with its
+    last frames."""
     check_digits(request, "block_ms", "limit")
     if not 0 <= block_ms <= MAX_BLOCK:
         raise Invalid(f"block_ms is 0 to {MAX_BLOCK}")
@@ -120,6 +122,8 @@ async def tail_stream(
         tailing, _ = await while_wanted(request, waiting)
         await check_again(request)
         page = await _found(request, id, tail) if tailing.cancelled() else tailing.result()
+    if page is not None and page.more:  # a reader goes on until the stream is closed
+        page = replace(page, closed=None)
     return respond(EMPTY if page is None else _frames(page))
 
 

@@ -183,6 +183,13 @@ async def deliver_signal(
 ) -> Response[SignalRouteAnswer]:
     """Delivers a signal. The token of the waitpoint is enough; callers without a token of the
     server do not learn which executions exist."""
+    return respond(await deliver(request, id, data))
+
+
+async def deliver(
+    request: Request[Any, Any, Any], id: str, data: DeliverSignal
+) -> SignalRouteAnswer:
+    """Delivers what a body says to the execution `id`."""
     key, engine = read_id(id), engine_of(request)
     same_id(key, data.execution_id)
     caller = known_caller(request)
@@ -191,8 +198,8 @@ async def deliver_signal(
     answer = await engine.signals.deliver(key, delivery, data.waitpoint_token, hidden=hidden)
     if isinstance(answer, Accepted):
         accepted = AcceptedSignal(str(answer.signal), answer.effect)
-        return respond(SignalRouteAnswer(Accepted=accepted))
-    return respond(SignalRouteAnswer(Duplicate=RepeatedSignal(str(answer.signal))))
+        return SignalRouteAnswer(Accepted=accepted)
+    return SignalRouteAnswer(Duplicate=RepeatedSignal(str(answer.signal)))
 
 
 def _delivery(data: DeliverSignal, fresh: UUID) -> Delivery:

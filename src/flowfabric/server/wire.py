@@ -6,7 +6,8 @@ with `opt=needs(…, octets="member")` also takes `application/octet-stream`: th
 and the query has the others.
 
 Fields that a route of the original does not know are ignored, as its clients expect, and named in
-the header `FlowFabric-Ignored-Fields`; with `Prefer: handling=strict` they are refused. All other
+the header `FlowFabric-Ignored-Fields`, by their paths if they are inside of others
+(`policy.required_capabilities`); with `Prefer: handling=strict` they are refused. All other
 routes refuse them (`forbid_unknown_fields`), so that a misspelled one is not lost.
 
 Answers use the tags of the original: `{"Created": {…}}` is a struct `CreateAnswer` whose only set
@@ -33,6 +34,7 @@ from flowfabric.core.base.errors import Invalid, InvalidId
 from flowfabric.core.base.ids import ANYWHERE, ExecutionId, RunId
 from flowfabric.core.base.time import Millis
 from flowfabric.server.asgi import Receive, Scope, Send
+from flowfabric.server.unknown_fields import Find, unknown_fields
 
 T = TypeVar("T")
 
@@ -82,7 +84,7 @@ class BodyError(Exception):
 class Body(AbstractDTO[Any]):
     """Decodes the body of a handler into the type of its parameter `data`."""
 
-    _decoders: ClassVar[dict[str, tuple[msgspec.json.Decoder[Any], frozenset[str]]]] = {}
+    _decoders: ClassVar[dict[str, tuple[msgspec.json.Decoder[Any], Find | None]]] = {}
 
     @classmethod
     def create_for_field_definition(
@@ -90,7 +92,7 @@ class Body(AbstractDTO[Any]):
     ) -> None:
         if field_definition.name == "data":
             type = field_definition.annotation
-            cls._decoders[handler_id] = (msgspec.json.Decoder(type), _fields(type))
+            cls._decoders[handler_id] = (msgspec.json.Decoder(type), unknown_fields(type))
 
     @classmethod
     def create_openapi_schema(
@@ -101,20 +103,18 @@ class Body(AbstractDTO[Any]):
 
     def decode_bytes(self, value: bytes) -> Any:
         connection = self.asgi_connection
-        decoder, known = self._decoders[connection.route_handler.handler_id]
+        decoder, find = self._decoders[connection.route_handler.handler_id]
         kind = connection.headers.get("content-type")
         member = connection.route_handler.opt.get("octets")
         if member is not None and _media_type(kind) == OCTETS:
             octets = b"" if connection.scope.get(EMPTY) else value
-            return _from_query(decoder.type, connection, member, octets)
+            return _from_query(decoder.type, connection, member, octets, find)
         if connection.scope.get(EMPTY) and kind is None and not _required(decoder.type):
             value = b"{}"  # a request that says nothing, where nothing needs to be said
         else:
             _check_content_type(kind)
         data = _decode(decoder, value)
-        keys = _check_keys(value)
-        if known and (unknown := sorted(keys - known)):
-            _ignore(connection, unknown)
+        _ignore(connection, _check_keys(value), find)
         return data
 
 
@@ -126,19 +126,11 @@ def _required(type: Any) -> bool:
         return True
 
 
-def _fields(type: Any) -> frozenset[str]:
-    """The top-level names a body may have; none if it is no struct."""
-    try:
-        return frozenset(field.encode_name for field in msgspec.structs.fields(type))
-    except TypeError:
-        return frozenset()
-
-
 def _media_type(header: str | None) -> str:
     return (header or "").partition(";")[0].strip().lower()
 
 
-def _from_query(type: Any, connection: Any, member: str, body: bytes) -> Any:
+def _from_query(type: Any, connection: Any, member: str, body: bytes, find: Find | None) -> Any:
     """The struct of a body of bytes: `member` is the body, the others are in the query. Members
     that are objects are JSON there."""
     pairs = parse_qsl(connection.scope["query_string"].decode("latin-1"), keep_blank_values=True)
@@ -151,8 +143,7 @@ def _from_query(type: Any, connection: Any, member: str, body: bytes) -> Any:
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
         raise BodyError(422, str(error)) from None
     setattr(found, member, body)
-    if unknown := sorted(set(values) - _fields(type)):
-        _ignore(connection, unknown)
+    _ignore(connection, values, find)
     return found
 
 
@@ -175,13 +166,13 @@ def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise BodyError(400, "the document is nested too deeply") from None
 
 
-def _check_keys(body: bytes) -> set[str]:
-    """The top-level keys of a document that was decoded already; refuses one that stands twice."""
+def _check_keys(body: bytes) -> dict[str, object]:
+    """The members of a document that was decoded already; refuses a key that stands twice."""
     try:
         found: dict[str, object] = _strict.decode(body.decode())
     except (ValueError, RecursionError) as error:  # in what the decoder passed over unread
         raise BodyError(400, str(error)) from None
-    return set(found)
+    return found
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -197,7 +188,10 @@ _strict = json.JSONDecoder(object_pairs_hook=_unique)
 """Made once: `json.loads` with a hook makes one for every document."""
 
 
-def _ignore(connection: Any, unknown: list[str]) -> None:
+def _ignore(connection: Any, members: dict[str, object], find: Find | None) -> None:
+    """Remembers, or refuses, the members that the body of this route does not have."""
+    if find is None or not (unknown := sorted(find(members, ""))):
+        return
     if "handling=strict" in connection.headers.get("prefer", ""):
         shown = ", ".join(name[:80] for name in unknown[:10])
         raise BodyError(422, f"unknown fields: {shown}")
@@ -259,6 +253,14 @@ def read_uuid_text(text: str, what: str) -> UUID:
     if _UUID_FORMS.fullmatch(text) is None:
         raise InvalidId("invalid_uuid", f"{what}: {text}")
     return UUID(text)
+
+
+def canonical_uuid(value: Any) -> Any:
+    """The text that names a budget or a quota of these routes, if this is a uuid in any form; any
+    other name, or value, as it is."""
+    if isinstance(value, str) and _UUID_FORMS.fullmatch(value):
+        return str(UUID(value))
+    return value
 
 
 def optional_uuid(text: str | None, what: str) -> UUID | None:

@@ -442,8 +442,9 @@ async def test_a_join_is_said_before_the_first_edge(lab: Lab) -> None:
     await flow.link("a>b")
     before = await kept(flow)
     for late in (Quorum(1), Quorum(1, Rest.LET_RUN)):  # also the very same: 1.4, check 6 before 7
-        with pytest.raises(InvalidGraph, match="edge_group_policy_already_fixed"):
+        with pytest.raises(Invalid, match="edge_group_policy_already_fixed") as refused:
             await set_join(flow.id, flow["b"], late)
+        assert refused.value.code == "invalid_input"
     assert await kept(flow) == before
 
 
@@ -451,7 +452,7 @@ async def test_a_join_is_fixed_by_the_first_edge_though_none_was_said(lab: Lab) 
     """C-T35: a child without a policy waits for all, and its first edge fixes that"""
     flow = await Growing.begin(lab, "a", "b")
     await flow.link("a>b")
-    with pytest.raises(InvalidGraph, match="edge_group_policy_already_fixed"):
+    with pytest.raises(Invalid, match="edge_group_policy_already_fixed"):
         await lab.engine.flows.set_join(flow.id, flow["b"], AllOf())
 
 

@@ -34,7 +34,7 @@ from flowfabric.core.execution.outcome import AttemptOutcome, Outcome
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission
 from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode
-from flowfabric.core.flow.grow import AlreadyStaged, Staged
+from flowfabric.core.flow.grow import AlreadyStaged, Applied, Staged
 from flowfabric.core.flow.join import AnyOf, Edge, JoinState, On, Quorum
 from flowfabric.store.rows.flow import read_edge
 from tests.kit.flow_lab import declare
@@ -83,6 +83,38 @@ async def test_applying_an_edge_that_was_staged_changes_nothing(lab: Lab) -> Non
         await lab.engine.flows.apply(flow.id, fresh())
     assert await kept(flow) == before
     assert await counters(flow, "b") == (1, 0, 0, 0)
+
+
+async def test_applying_an_edge_says_that_it_passes_the_result(lab: Lab) -> None:
+    """server-sdk.md 1.7, coordination.md 1.6: staged without a name, applied with one"""
+    flow = await Growing.begin(lab, "a", "b", "c")
+    first, second = flow.edge("a>c"), flow.edge("b>c")
+    await lab.engine.flows.stage_only(first, 3)
+    await lab.engine.flows.stage_only(second, 4)
+    apply = lab.engine.flows.apply
+    for number, edge in enumerate((first, second), 1):
+        assert await apply(flow.id, edge.id, input=f"draft-{number}") == Applied(number)
+        assert await apply(flow.id, edge.id, input="late") == AlreadySatisfied("already_applied")
+        expected = replace(edge, created_at=lab.clock.now(), input=f"draft-{number}")
+        assert await lab.engine.flow_views.edge(flow.id, edge.id) == expected
+    assert (await flow.flow()).revision == 5
+    assert await counters(flow, "c") == (2, 0, 0, 0)
+    await flow.seal()
+    await flow.complete("a", "b")
+    claim = await lab.claim_one()
+    inputs = await lab.engine.flow_views.inputs(claim.snapshot)
+    assert inputs == {"draft-1": b"a", "draft-2": b"b"}
+
+
+async def test_a_name_that_an_edge_was_staged_with_is_not_changed(lab: Lab) -> None:
+    flow = await Growing.begin(lab, "a", "b")
+    wanted = flow.edge("a>b", input="draft")
+    await lab.engine.flows.stage_only(wanted, 2)
+    before = await kept(flow)
+    with pytest.raises(InvalidGraph, match="draft"):
+        await lab.engine.flows.apply(flow.id, wanted.id, input="other")
+    assert await kept(flow) == before
+    assert await lab.engine.flows.apply(flow.id, wanted.id, input="draft") == Applied(1)
 
 
 async def test_an_edge_is_remembered_as_it_was_staged(lab: Lab) -> None:

@@ -139,6 +139,18 @@ def stage(
     return change, Staged(edge.id, grown.revision)
 
 
+def pass_result(flow: Flow, now: Millis, edge: Edge, downstream: Snapshot | None) -> FlowChange:
+    """The flow with `edge`, which was staged without an input, passing the result of its upstream
+    as `edge.input`: to every attempt of the downstream that starts from now on."""
+    downstream = _member(flow, downstream)
+    join = downstream.life.join or Join()
+    if join.inputs:
+        return FlowChange(flow, flow, guards=(downstream,), passing=(edge,))
+    life = replace(downstream.life, join=replace(join, inputs=True))
+    change: Change[object] = Change(None, downstream, stand(downstream, now, life))
+    return FlowChange(flow, flow, changes=(change,), passing=(edge,))
+
+
 def set_policy(
     flow: Flow, now: Millis, downstream: Snapshot | None, policy: JoinPolicy
 ) -> FlowChange | None:
@@ -146,7 +158,7 @@ def set_policy(
     downstream = _member(flow, downstream)
     join = downstream.life.join
     if join is not None and join.n:
-        raise InvalidGraph("edge_group_policy_already_fixed: the first edge is there")
+        raise Invalid("edge_group_policy_already_fixed: the first edge is there")
     if join is not None and join.policy == policy:
         return None
     change = rejoined(downstream, now, replace(downstream.life, join=Join(policy=policy)))

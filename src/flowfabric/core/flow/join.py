@@ -57,8 +57,9 @@ class JoinState(StrEnum):
 
 
 class Edge(Struct, frozen=True, omit_defaults=True, gc=False):
-    """One execution depends on another. Written once; `input` names the parameter of the
-    downstream that gets the upstream's result (a path, where it is inside of one)."""
+    """One execution depends on another. `input` names the parameter of the downstream that gets the
+    upstream's result (a path, where it is inside of one). It is written once, except that an edge
+    which was staged without an input may get one when it is applied."""
 
     id: UUID
     flow: UUID

@@ -103,7 +103,8 @@ class Flow(Document, frozen=True, kw_only=True, omit_defaults=True):
 class FlowChange(Struct, frozen=True):
     """A change of a flow and of everything it was decided together with; written whole or not at
     all, and only while every version stands: of the flow, of the executions of `changes`, and of
-    the `guards`, which are only looked at. `done` are outbox entries that are done by it."""
+    the `guards`, which are only looked at. `done` are outbox entries that are done by it, `passing`
+    known edges that pass a result from now on."""
 
     before: Flow | None
     after: Flow
@@ -112,6 +113,7 @@ class FlowChange(Struct, frozen=True):
     guards: tuple[Snapshot, ...] = ()
     owed: tuple[OutboxEntry, ...] = ()
     done: tuple[OutboxEntry, ...] = ()
+    passing: tuple[Edge, ...] = ()
 
 
 def check_parent(parent: object) -> Parent:

@@ -78,7 +78,7 @@ async function everyMember(path) {
 function shape({ edge, outcome }) {
   const on = String(edge.on ?? "success").replace(/^on_/, "");
   const done = outcome === null ? null : on === "any" || (on === "success") === (outcome === "success");
-  return { id: edge.id, from: edge.upstream, to: edge.downstream, done };
+  return { id: edge.id, from: uuidOf(edge.upstream), to: uuidOf(edge.downstream), done };
 }
 
 function tiles(found) {

@@ -67,7 +67,7 @@ function lanes(found) {
   const most = Math.max(1, ...found.lanes.map((lane) => lane.waiting + lane.running));
   return h("div", { class: "rows" }, found.lanes.slice(0, 8).map((lane) => h("div", { class: "row-line" },
     h("a", { class: "cut", title: lane.lane, href: `#/executions?lane=${encodeURIComponent(lane.lane)}`, "data-key": `lane-${lane.lane}` }, lane.lane),
-    lane.state === "open" ? meter((lane.waiting + lane.running) / most, `${lane.waiting} waiting, ${lane.running} running`) : badge(lane.state),
+    lane.state === "active" ? meter((lane.waiting + lane.running) / most, `${lane.waiting} waiting, ${lane.running} running`) : badge(lane.state),
     h("span", { class: "num small muted" }, `${number(lane.waiting)} waiting · ${number(lane.running)} running`))));
 }
 

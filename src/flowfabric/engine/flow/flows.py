@@ -19,6 +19,7 @@ from flowfabric.core.base.errors import (
     FlowFabricError,
     FlowTerminal,
     Invalid,
+    InvalidGraph,
     NotFound,
     StaleRevision,
 )
@@ -272,10 +273,14 @@ class Flows(Service):
 
         return await self._change(wanted.flow, decide)
 
-    async def apply(self, flow: UUID, edge: UUID) -> Applied | AlreadySatisfied:
+    async def apply(
+        self, flow: UUID, edge: UUID, *, input: str | None = None
+    ) -> Applied | AlreadySatisfied:
         """Staging an edge gates its downstream already: this only says whether it is there, and
-        `Applied` for one that `stage_only` has staged, once."""
+        `Applied` for one that `stage_only` has staged, once. That first call may also say under
+        which name the edge passes the result, if staging it did not."""
         key, wanted = parse_uuid(flow, "flow"), parse_uuid(edge, "edge")
+        name = None if input is None else check_text(input, "input", limit=MAX_REASON)
 
         async def decide(
             found: Flow | None, now: Millis
@@ -293,7 +298,8 @@ class Flows(Service):
                 for state in page
             }
             after = changed(present, now, unapplied=waiting)
-            return FlowChange(present, after), Applied(len(unsatisfied.difference(waiting)))
+            change = await _passing(self._context.store, present, now, staged.edge, name)
+            return replace(change, after=after), Applied(len(unsatisfied.difference(waiting)))
 
         return await self._change(key, decide)
 
@@ -562,6 +568,18 @@ async def _owed(store: Store, header: FlowCancelled) -> tuple[ExecutionId, ...]:
     found = await store.snapshots(MembersOf(header.id, limit=MAX_TOLD, living=True))
     pending = header.policy is CancelPolicy.PENDING
     return tuple(member.execution.id for member in found if not (pending and member.attempts_made))
+
+
+async def _passing(
+    store: Store, flow: Flow, now: Millis, edge: Edge, input: str | None
+) -> FlowChange:
+    """The flow with the edge passing the result as `input`, if it does not yet."""
+    if input in (None, edge.input):
+        return FlowChange(flow, flow)
+    if edge.input is not None:
+        raise InvalidGraph(f"the edge was staged to pass the result as {edge.input!r}")
+    ends = await store.load([edge.downstream])
+    return grow.pass_result(flow, now, replace(edge, input=input), ends.get(edge.downstream))
 
 
 async def _find_edge(store: Store, flow: UUID, id: UUID) -> EdgeState | None:

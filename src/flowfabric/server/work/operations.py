@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from flowfabric.core.base.errors import Invalid, NotFound
+from flowfabric.core.base.errors import FenceRequired, Invalid, NotFound
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.attempt import CleaningUp, Delayed, RetryScheduled, TerminalFailed
 from flowfabric.core.execution.model import Failure
@@ -15,6 +15,7 @@ from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Recorded, Step
 from flowfabric.core.execution.step_order import check_step_name
 from flowfabric.core.limit.spend import AlreadyApplied, Charged, Counted, HardBreach, Overrun, Spent
+from flowfabric.engine.execution.attempts import FencedExecution
 from flowfabric.server.wire import Bytes, Json, json_text, read_bytes
 from flowfabric.server.work import bodies, frames, waits
 from flowfabric.server.work.answers import (
@@ -155,6 +156,8 @@ async def record_step(lease: PresentedLease, data: bodies.RecordStep) -> StepRec
 
 async def spend(lease: PresentedLease, data: bodies.SpendBudgets) -> BudgetsSpent:
     budgets = lease.engine.budgets
+    if isinstance(lease.owned, FencedExecution) and lease.owned.owner.fence is None:
+        raise FenceRequired("only the owner of a run can count what it has consumed")
     if lease.restricted and data.budgets:
         attached = await budgets.attached_to(lease.id)
         for name in data.budgets:

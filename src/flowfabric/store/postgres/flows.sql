@@ -89,6 +89,12 @@ insert into {schema}.edge (flow, id, upstream, downstream, doc)
 select * from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::bytea[])
 on conflict (flow, id) do nothing
 
+-- name: changed_edges
+-- Like settled_edges: only the session that locks the downstream's state row writes its edges.
+update {schema}.edge t set doc = g.doc
+from unnest($1::bytea[], $2::uuid[], $3::uuid[]) as g (doc, flow, id)
+where t.flow = g.flow and t.id = g.id
+
 -- name: joined_executions
 update {schema}.execution t
 set flow = g.flow

@@ -76,6 +76,11 @@ def edge_rows(edges: Iterable[Edge]) -> list[Row]:
     return [edge_row(found[key]) for key in sorted(found)]
 
 
+def changed_edge_rows(edges: Iterable[Edge]) -> list[Row]:
+    """(document, flow, edge) of edges that are there."""
+    return [(_encode(edge), edge.flow, edge.id) for edge in edges]
+
+
 def read_edge(doc: bytes, outcome: int | None) -> EdgeState:
     try:
         return EdgeState(_edges.decode(doc), None if outcome is None else Outcome(outcome))

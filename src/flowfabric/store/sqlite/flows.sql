@@ -48,6 +48,9 @@ delete from flow_tag where id in (?)
 insert into edge (flow, id, upstream, downstream, doc) values (?, ?, ?, ?, ?)
 on conflict (flow, id) do nothing
 
+-- name: changed_edges
+update edge set doc = ? where flow = ? and id = ?
+
 -- name: settled_edges
 update edge set outcome = ? where flow = ? and id = ?
 

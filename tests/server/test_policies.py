@@ -1,0 +1,28 @@
+"""The policy of a new execution on the wire (server-sdk.md 1.4)."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.kit.http import EXECUTION, error_of
+
+pytestmark = pytest.mark.rules
+
+
+@pytest.mark.parametrize(
+    ("policy", "missing"),
+    [
+        ({"retry_policy": {"backoff": {"type": "fixed"}}}, "delay_ms"),
+        ({"retry_policy": {"backoff": {"type": "exponential", "multiplier": 2.0}}}, "initial"),
+        ({"fallback_policy": {"tiers": [{"provider": "p"}]}}, "model"),
+        ({"fallback_policy": {}}, "tiers"),
+    ],
+)
+async def test_what_a_policy_must_say(
+    http: httpx.AsyncClient, policy: dict[str, Any], missing: str
+) -> None:
+    """server-sdk.md 1.4: members without a default are required."""
+    body = error_of(await http.post("/v1/executions", json={**EXECUTION, "policy": policy}), 400)
+    assert body["code"] == "invalid_policy_json"
+    assert missing in body["error"]
