@@ -6,13 +6,13 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 # Twice as many processes as cores: tests that start processes or lose connections mostly wait.
-PYTEST_ARGS ?= -n 4 --dist loadgroup
+PYTEST_ARGS ?= -n 4
 CHAOS_MINUTES ?= 5
 
 # Tests start many processes; without compiled files each would compile everything it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve test test-deep check chaos bench bench-guard bench-report bench-peers docs clean
+.PHONY: help demo serve test test-deep collect check chaos bench bench-guard bench-report bench-peers docs clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -29,6 +29,11 @@ test: $(INSTALLED)  ## run all tests, on SQLite and on a real Postgres
 
 test-deep: $(INSTALLED)  ## also run the slow tests, and every test on every store
 	$(BIN)/python -m pytest $(PYTEST_ARGS) --deep
+
+# In a fresh clone, each process of `make test` would compile every test; whether they can be
+# collected is for `make test` to say.
+collect: $(INSTALLED)
+	-@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1
 
 check: $(INSTALLED)  ## check lint, format, types, samples, layers, sizes, SQL, names, prose
 	$(BIN)/ruff check .

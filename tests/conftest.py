@@ -15,6 +15,7 @@ from hypothesis import settings
 from flowfabric.store.open import open_store
 from tests.kit.kept import KeptDatabase, Shelf, connect_hastily, kept_connections
 from tests.kit.postgres import URL_VARIABLE, Databases, start_server
+from tests.kit.scheduling import FileScheduling
 from tests.kit.served import is_through_http, shares_loop
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without --deep: what is marked `deep` is left out, and `rules` are tried on SQLite only.
 
-    What is marked `long` comes first, so that no process works alone on it at the end."""
+    Files with a test that is marked `long` come first, so that no process works alone on one at the
+    end."""
     items[:] = [item for item in items if not _is_inside(item)]
     if not config.getoption("--deep"):
         config.hook.pytest_deselected(items=[item for item in items if _is_for_deep(item)])
@@ -86,6 +88,10 @@ def pytest_collection() -> Generator[None, object, object]:
     gc.freeze()
     gc.enable()
     return done
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> FileScheduling:
+    return FileScheduling(config, log)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -28,6 +28,7 @@ PARTLY = {"lifecycle": 3, "cost": 2, "idle": 1}
 """Figures of those that do not find every metric: few loads, no server."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("scenario", "store"), EVERY)
 async def test_a_scenario_finds_its_figures(
     scenario: Scenario, store: str, fresh_database: Callable[..., str], tmp_path: Path

@@ -41,6 +41,7 @@ def _works(seen: Any) -> bool:
     return bool(seen["counts"]["completed"]) and len(seen["workers"]) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_serves_a_lively_sample_until_a_signal(tmp_path: Path, number: int) -> None:
     process = start(tmp_path)

@@ -7,13 +7,14 @@ loop of their own, and all tests here run one after the other in one process.
 import os
 import shutil
 from collections.abc import AsyncIterator
-from pathlib import Path
+from itertools import takewhile
 
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, async_playwright
 
 from tests.dashboard.site import Site, open_site
+from tests.kit.scheduling import BROWSER_TESTS
 
 ARGUMENTS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -23,17 +24,13 @@ BROWSER_VARIABLE = "FLOWFABRIC_BROWSER"
 KNOWN = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
-HERE = Path(__file__).parent
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    ours = [item for item in items if HERE in item.path.parents]
-    for item in ours:
-        item.add_marker(pytest.mark.xdist_group("browser"))
+    """What takes longest in one process starts first."""
+    items.sort(key=lambda item: not item.nodeid.startswith(BROWSER_TESTS))
+    for item in takewhile(lambda item: item.nodeid.startswith(BROWSER_TESTS), items):
         if pytest_asyncio.is_async_test(item):
             item.add_marker(pytest.mark.asyncio(loop_scope="package"), append=False)
-    items[:] = ours + [item for item in items if HERE not in item.path.parents]
 
 
 @pytest.fixture(autouse=True)

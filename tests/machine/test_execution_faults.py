@@ -197,6 +197,7 @@ RULE_FAULTS: list[tuple[Any, str, Callable[..., Any]]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", STORE_FAULTS)
 def test_the_machine_finds_a_fault_of_the_store(fault: type[Fault], tmp_path: Path) -> None:

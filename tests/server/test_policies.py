@@ -13,8 +13,6 @@ pytestmark = pytest.mark.rules
 @pytest.mark.parametrize(
     ("policy", "missing"),
     [
-        ({"retry_policy": {"backoff": {"type": "fixed"}}}, "delay_ms"),
-        ({"retry_policy": {"backoff": {"type": "exponential", "multiplier": 2.0}}}, "initial"),
         ({"fallback_policy": {"tiers": [{"provider": "p"}]}}, "model"),
         ({"fallback_policy": {}}, "tiers"),
     ],

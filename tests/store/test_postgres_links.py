@@ -24,6 +24,8 @@ from tests.store.postgres_bench import (
 )
 from tests.worker.bench import until
 
+pytestmark = pytest.mark.long
+
 OPERATOR = Owner(source="operator_override")
 
 Operation = Callable[[Bench], Awaitable[object]]

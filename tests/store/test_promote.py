@@ -28,6 +28,8 @@ from tests.kit.moving import World, fill, seen
 from tests.kit.signalling import deliver
 from tests.kit.situations import take
 
+pytestmark = pytest.mark.long
+
 FORCE = PromotionOptions(force=True)
 
 

@@ -69,6 +69,7 @@ class WorkerProcess:
                 await asyncio.sleep(0.02)
 
 
+@pytest.mark.long
 @pytest.mark.rules
 @pytest.mark.parametrize("delay", [4, 5], ids=["with_the_slot", "without_the_slot"])
 async def test_a_killed_process_forgets_no_try(

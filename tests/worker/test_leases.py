@@ -15,6 +15,8 @@ from flowfabric.worker.errors import Unwind
 from tests.worker import handlers
 from tests.worker.bench import Log, Wire, until, working
 
+pytestmark = pytest.mark.long
+
 
 async def test_a_handler_that_takes_longer_than_its_lease_keeps_it(fabric: Fabric) -> None:
     @fabric.task()

@@ -11,6 +11,8 @@ from flowfabric.core.base.time import Millis
 from tests.kit.proxy import Proxy, proxied
 from tests.worker.bench import until, working
 
+pytestmark = pytest.mark.long
+
 TTL = Millis(3_000)
 SESSIONS = """select count(*) from pg_stat_activity
     where datname = current_database() and application_name = 'flowfabric'"""

@@ -83,6 +83,7 @@ async def poison() -> None:
     raise AssertionError("only the processes run it")
 
 
+@pytest.mark.long
 @pytest.mark.rules
 async def test_poison_is_found_and_every_other_run_completes(
     fabric: Fabric, store_url: str, tmp_path: Path

@@ -26,7 +26,7 @@ TTL = 30
 BRIEF = 2
 """The lease of a worker that is going to lose it. The others keep theirs on a busy machine."""
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.long
 
 
 class Street:

@@ -18,7 +18,7 @@ from flowfabric import Context, Fabric, PublicState, SyncContext, WorkerOptions
 from tests.worker import handlers
 from tests.worker.bench import Bench, Log, Wire, until
 
-pytestmark = pytest.mark.rules
+pytestmark = [pytest.mark.rules, pytest.mark.long]
 
 HANDED_BACK = ["CLAIMED", "HANDED_BACK"]
 

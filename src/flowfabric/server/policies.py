@@ -89,13 +89,6 @@ def read_policy(given: dict[str, Any] | None) -> dict[str, Any] | None:
     }
 
 
-_REQUIRED = {
-    "fixed": ("delay_ms",),
-    "exponential": ("initial_delay_ms", "max_delay_ms", "multiplier"),
-}
-"""What a backoff on the wire must say. In Python its members have defaults."""
-
-
 def _member(name: str, value: Any) -> Any:
     if name in _READERS:
         value = _READERS[name](value)
@@ -107,14 +100,6 @@ def _member(name: str, value: Any) -> Any:
         return MAX_COUNT
     if name in _SPANS and MAX_SPAN < value <= MAX_U64:
         return MAX_SPAN
-    return value
-
-
-def _backoff(value: Any) -> Any:
-    kind = value.get("type") if isinstance(value, dict) else None
-    for name in _REQUIRED.get(str(kind), ()):
-        if name not in value:
-            raise InvalidPolicy(f"malformed: missing `{name}` - at `$.retry_policy.backoff`")
     return value
 
 
@@ -141,7 +126,6 @@ def _use(value: Any) -> Any:
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
-    "backoff": _backoff,
     "fallback_policy": _fallback,
     "budget_ids": _budgets,
     "quotas": _uses,

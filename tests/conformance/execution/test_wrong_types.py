@@ -40,9 +40,7 @@ from tests.kit.fuzzing import JUNK, PLAIN, escaped, public, settled, variants
 from tests.kit.lab import W2, Lab
 from tests.kit.waits import fresh_id, request, suspend
 
-pytestmark = pytest.mark.rules
-
-pytestmark = pytest.mark.rules
+pytestmark = [pytest.mark.rules, pytest.mark.long]
 
 NOT_OPERATIONS = {
     # What stands behind operations.
