@@ -47,7 +47,7 @@ def test_show_as_json_is_one_document_with_stable_names(cli: Cli, greeted: str) 
 
 def test_show_of_a_failed_run_has_the_traceback_of_the_task(cli: Cli, failed: str) -> None:
     shown = cli.typed("run", "show", failed).stdout
-    assert "ZeroDivisionError: division by zero (transient)" in shown
+    assert "ZeroDivisionError: division by zero (handler_error)" in shown
     assert "return a / b" in shown
     document = msgspec.json.decode(cli.typed("run", "show", failed, "--json").stdout)
     assert "return a / b" in document["failure"]["detail"]

@@ -37,7 +37,9 @@ BLOCKED_BY_CODE = "blocked_by_code"
 FOR_CODE = str(Blocking.CAPABLE_WORKER)
 _Blocked = Callable[[Snapshot, tuple[str, str]], CodeBlock]
 FIRST_PAUSE = Millis(1_000)
-LONGEST_PAUSE = Millis(60_000)
+LONGEST_PAUSE = Millis(4_000)
+"""A run is released only where a worker has other code, so a longer pause would prolong a lost race
+and save nothing."""
 
 
 class BlockedByCode(Struct, frozen=True):
