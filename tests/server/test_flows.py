@@ -358,16 +358,44 @@ async def test_conflicts_of_edges_come_in_the_order_of_the_rules(http: httpx.Asy
         assert (body["kind"], body["code"], body["retryable"]) == (kind, code, False)
 
 
-async def test_an_edge_id_is_used_once(http: httpx.AsyncClient) -> None:
-    """C-T14"""
+async def test_an_edge_that_is_staged_again_is_recognised(http: httpx.AsyncClient) -> None:
+    """F-19: the answer was lost, so the client asks again with the revision it knows"""
     flow = await create_flow(http)
     first, second = await add_member(http, flow), await add_member(http, flow)
     await stage(http, flow, first, second, 2, edge_id=NOBODY)
-    body = error_of(await stage(http, flow, first, second, 3, edge_id=NOBODY), 409)
-    assert (body["kind"], body["code"]) == ("dependency_already_exists",) * 2
-    assert body["details"]["upstream"] == str(uuid_of(first))
-    stale = error_of(await stage(http, flow, first, second, 2, edge_id=NOBODY), 409)
-    assert stale["kind"] == "contention"
+    for revision in (2, 3, 99):
+        again = await stage(http, flow, first, second, revision, edge_id=NOBODY)
+        known = {"AlreadyStaged": {"edge_id": NOBODY, "graph_revision": 3}}
+        assert (again.status_code, again.json()) == (200, known)
+    applied = await apply(http, flow, NOBODY, first, second)
+    assert applied.json() == {"Applied": {"unsatisfied_count": 1}}
+    await stage(http, flow, first, second, 2, edge_id=NOBODY)
+    again = await apply(http, flow, NOBODY, first, second)
+    assert again.json() == "AlreadyApplied"
+
+
+async def test_an_edge_id_is_used_once(http: httpx.AsyncClient, lab: Lab) -> None:
+    """C-T14, coordination.md 1.3: for another edge it is taken, whatever else is wrong with it;
+    also when the join has fired"""
+    flow = await create_flow(http)
+    first, second = await add_member(http, flow), await add_member(http, flow)
+    await stage(http, flow, first, second, 2, edge_id=NOBODY)
+
+    async def refused(upstream: str, downstream: str, revision: int, **more: Any) -> Any:
+        reply = await stage(http, flow, upstream, downstream, revision, edge_id=NOBODY, **more)
+        body = error_of(reply, 409)
+        assert (body["kind"], body["code"]) == ("dependency_already_exists",) * 2
+        assert body["retryable"] is False
+        return body["details"]
+
+    assert (await refused(second, first, 2))["upstream"] == str(uuid_of(first))
+    await refused(first, second, 3, dependency_kind="on_any_end")
+    await refused(first, second, 3, data_passing_ref="name")
+    await lab.complete(await lab.claim_one())
+    await lab.engine.flows.drain()
+    await refused(first, second, 3, dependency_kind="on_any_end")
+    again = await stage(http, flow, first, second, 2, edge_id=NOBODY)
+    assert again.json() == {"AlreadyStaged": {"edge_id": NOBODY, "graph_revision": 3}}
 
 
 async def test_edges_of_nothing(http: httpx.AsyncClient) -> None:
