@@ -398,6 +398,28 @@ async def test_an_edge_id_is_used_once(http: httpx.AsyncClient, lab: Lab) -> Non
     assert again.json() == {"AlreadyStaged": {"edge_id": NOBODY, "graph_revision": 3}}
 
 
+async def test_a_taken_edge_id_shows_the_stored_edge(
+    http: httpx.AsyncClient, clock: ManualClock
+) -> None:
+    """C-T14, coordination.md 0.3: whatever is stored of it"""
+    flow = await create_flow(http)
+    first, second = await add_member(http, flow), await add_member(http, flow)
+    at = clock.now()
+    named = {"dependency_kind": "on_any_end", "data_passing_ref": "a"}
+    await stage(http, flow, first, second, 2, edge_id=NOBODY, **named)
+    clock.advance(1_000)
+    body = error_of(await stage(http, flow, first, second, 3, edge_id=NOBODY), 409)
+    assert body["details"] == {
+        "edge": NOBODY,
+        "flow": flow,
+        "upstream": str(uuid_of(first)),
+        "downstream": str(uuid_of(second)),
+        "on": "on_any_end",
+        "input": "a",
+        "created_at": at,
+    }
+
+
 async def test_edges_of_nothing(http: httpx.AsyncClient) -> None:
     flow = await create_flow(http)
     first, second = await add_member(http, flow), await add_member(http, flow)

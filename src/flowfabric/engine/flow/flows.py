@@ -595,5 +595,17 @@ async def _is_staged(store: Store, edge: Edge) -> bool:
     if found is None:
         return False
     if replace(found.edge, created_at=edge.created_at) != edge:
-        raise EdgeExists(found.edge.id, found.edge.upstream, found.edge.downstream)
+        raise _taken_by(found.edge)
     return True
+
+
+def _taken_by(edge: Edge) -> EdgeExists:
+    return EdgeExists(
+        edge.id,
+        edge.upstream,
+        edge.downstream,
+        flow=edge.flow,
+        on=str(edge.on),
+        input=edge.input,
+        created_at=edge.created_at,
+    )
