@@ -713,6 +713,39 @@ async def test_an_open_flow_is_trimmed_when_its_members_are_over(
     assert (await lab.claim_one()).id == more
 
 
+async def told(http: httpx.AsyncClient, lab: Lab, flow: str) -> tuple[str, str, str]:
+    """The header, the status and the state by its members; the list tells the same status."""
+    await lab.engine.flows.drain()
+    shown = (await http.get(f"{URL}/{flow}")).json()
+    listed = {each["id"]: each for each in (await http.get(URL)).json()["flows"]}
+    assert (listed[flow]["state"], listed[flow]["status"]) == (shown["state"], shown["status"])
+    return shown["state"], shown["status"], shown["public_flow_state"]
+
+
+async def test_a_flow_tells_its_state_by_its_members(http: httpx.AsyncClient, lab: Lab) -> None:
+    """I-22, coordination.md 1.10 and 1.11: the header stays open"""
+    flow = await create_flow(http)
+    assert await told(http, lab, flow) == ("open", "active", "open")
+    first, second = await add_member(http, flow), await add_member(http, flow)
+    assert await told(http, lab, flow) == ("open", "active", "open")
+    await link(http, flow, first, second, 2)
+    assert await told(http, lab, flow) == ("open", "active", "blocked")
+    claim = await lab.claim_one()
+    assert await told(http, lab, flow) == ("open", "active", "running")
+    await lab.complete(claim)
+    assert await told(http, lab, flow) == ("open", "active", "open")
+    await lab.complete(await lab.claim_one())
+    assert await told(http, lab, flow) == ("open", "completed", "completed")
+    waited = await http.get(f"{URL}/{flow}/wait")
+    assert (waited.status_code, waited.json()["status"]) == (200, "completed")
+    third = await add_member(http, flow)
+    assert await told(http, lab, flow) == ("open", "active", "open")
+    await http.post(f"/v1/executions/{third}/cancel", json={"reason": "no"})
+    assert await told(http, lab, flow) == ("open", "failed", "failed")
+    await http.post(f"{URL}/{flow}/cancel", json=STOP)
+    assert await told(http, lab, flow) == ("cancelled", "cancelled", "cancelled")
+
+
 @pytest.mark.parametrize("partition", [0, 7, 255])
 def test_the_home_of_a_partition_is_no_flow(partition: int) -> None:
     home = home_of(partition)
