@@ -5,12 +5,20 @@ import pytest
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.flow.model import SPARED, Flow, FlowState
-from flowfabric.core.flow.status import flow_status, public_flow_state
+from flowfabric.core.flow.status import (
+    FlowStatus,
+    PublicFlowState,
+    flow_status,
+    public_flow_state,
+)
 
 AT = Millis(5)
 
 
-def flow(nodes: int, state: FlowState = FlowState.OPEN, **ended: int) -> Flow:
+def flow(
+    nodes: int, ended: dict[str, int] | None = None, state: FlowState = FlowState.OPEN
+) -> Flow:
+    ended = ended or {}
     over = sum(ended.values()) >= nodes > 0
     return Flow(nodes=nodes, state=state, ended=ended, ended_at=AT if over else None, eager=True)
 
@@ -29,14 +37,15 @@ def flow(nodes: int, state: FlowState = FlowState.OPEN, **ended: int) -> Flow:
 )
 def test_a_flow_has_ended_with_its_members(ended: dict[str, int], status: str) -> None:
     """I-22: failed if any member failed, was cancelled or expired"""
-    found = flow(2, **ended)
+    found = flow(2, ended)
     assert flow_status(found) == status
     assert public_flow_state(found, {}) == ("open" if status == "active" else status)
 
 
 def test_a_cancelled_flow_stays_cancelled() -> None:
-    found = flow(1, FlowState.CANCELLED, success=1)
-    assert flow_status(found) == public_flow_state(found, {}) == "cancelled"
+    found = flow(1, {"success": 1}, FlowState.CANCELLED)
+    assert flow_status(found) is FlowStatus.CANCELLED
+    assert public_flow_state(found, {}) is PublicFlowState.CANCELLED
 
 
 def test_an_empty_flow_is_open() -> None:
