@@ -374,6 +374,19 @@ async def test_an_edge_that_is_staged_again_is_recognised(http: httpx.AsyncClien
     assert again.json() == "AlreadyApplied"
 
 
+async def test_an_edge_that_was_applied_with_a_name_is_staged_again(
+    http: httpx.AsyncClient,
+) -> None:
+    """F-19: the content of the staging is the same, though the edge passes the result by now"""
+    flow = await create_flow(http)
+    first, second = await add_member(http, flow), await add_member(http, flow)
+    await stage(http, flow, first, second, 2, edge_id=NOBODY)
+    await apply(http, flow, NOBODY, first, second, data_passing_ref="a")
+    again = await stage(http, flow, first, second, 2, edge_id=NOBODY)
+    assert again.json() == {"AlreadyStaged": {"edge_id": NOBODY, "graph_revision": 3}}
+    error_of(await stage(http, flow, first, second, 2, edge_id=NOBODY, data_passing_ref="b"), 409)
+
+
 async def test_an_edge_id_is_used_once(http: httpx.AsyncClient, lab: Lab) -> None:
     """C-T14, coordination.md 1.3: for another edge it is taken, whatever else is wrong with it;
     also when the join has fired"""

@@ -265,7 +265,8 @@ class Flows(Service):
             found: Flow | None, now: Millis
         ) -> tuple[FlowChange | None, Staged | AlreadyStaged]:
             flow = open_flow(found, wanted.flow)
-            if await _is_staged(self._context.store, wanted):
+            applied = wanted.id not in flow.unapplied
+            if await _is_staged(self._context.store, wanted, applied=applied):
                 return None, AlreadyStaged(wanted.id, flow.revision)
             if expected_revision != flow.revision:
                 raise StaleRevision(f"the graph is at revision {flow.revision}")
@@ -589,12 +590,14 @@ async def _find_edge(store: Store, flow: UUID, id: UUID) -> EdgeState | None:
     return found[0] if found else None
 
 
-async def _is_staged(store: Store, edge: Edge) -> bool:
-    """Whether this very edge is there; another one of the same id is a conflict."""
+async def _is_staged(store: Store, edge: Edge, *, applied: bool = False) -> bool:
+    """Whether this very edge is there; another one of the same id is a conflict. One that was
+    `applied` may have got its input only then."""
     found = await _find_edge(store, edge.flow, edge.id)
     if found is None:
         return False
-    if replace(found.edge, created_at=edge.created_at) != edge:
+    input = found.edge.input if applied and edge.input is None else edge.input
+    if replace(found.edge, created_at=edge.created_at) != replace(edge, input=input):
         raise _taken_by(found.edge)
     return True
 
