@@ -113,3 +113,41 @@ def tenant(*scopes: str, namespace: str = "mine") -> Identity:
     """A caller that sees one namespace, with these scopes, or with all."""
     allowed = frozenset(AccessScope(scope) for scope in scopes) or frozenset(AccessScope)
     return Identity("tenant", allowed, frozenset({namespace}))
+
+
+# -- edges of flows
+
+
+async def stage(
+    http: httpx.AsyncClient, flow: str, upstream: str, downstream: str, revision: int, **more: Any
+) -> httpx.Response:
+    body = {
+        "upstream_execution_id": upstream,
+        "downstream_execution_id": downstream,
+        "expected_graph_revision": revision,
+        **more,
+    }
+    return await http.post(f"/v1/flows/{flow}/edges", json=body)
+
+
+async def apply(
+    http: httpx.AsyncClient, flow: str, edge: str, upstream: str, downstream: str, **more: Any
+) -> httpx.Response:
+    body = {
+        "edge_id": edge,
+        "upstream_execution_id": upstream,
+        "downstream_execution_id": downstream,
+        "graph_revision": 0,
+        **more,
+    }
+    return await http.post(f"/v1/flows/{flow}/edges/apply", json=body)
+
+
+async def link(
+    http: httpx.AsyncClient, flow: str, upstream: str, downstream: str, revision: int
+) -> int:
+    """Stages and applies an edge, as clients of the original do; the new revision."""
+    staged = (await stage(http, flow, upstream, downstream, revision)).json()["Staged"]
+    reply = await apply(http, flow, staged["edge_id"], upstream, downstream)
+    assert reply.status_code == 200, reply.text
+    return int(staged["new_graph_revision"])

@@ -36,6 +36,9 @@ VALUES: dict[str, Any] = {
     "edge": UUID(int=7),
     "upstream": UUID(int=8),
     "downstream": UUID(int=9),
+    "on": "on_any_end",
+    "input": "x",
+    "created_at": 10,
 }
 CLASSES = [
     cls

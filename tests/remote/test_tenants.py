@@ -355,6 +355,17 @@ async def test_a_tenant_spends_from_the_budgets_of_its_run_alone(
     assert (await inside.budgets.get("shared")).used.get("tokens", 0) == 0
 
 
+async def test_a_tenant_attributes_nothing_to_a_run(tenant: Engine, inside: Engine) -> None:
+    """Whether a run exists is not checked by `spend`, so a tenant must not name one"""
+    await inside.budgets.create(Budget(name="shared", limits={"tokens": Limit(hard=100)}))
+    theirs = await inside.executions.submit(Submission(kind="x", namespace="theirs"))
+    for id in (theirs.id, str(UUID(int=7))):
+        with pytest.raises(Forbidden):
+            await tenant.budgets.spend("shared", {"tokens": 1}, execution=id)
+    assert (await inside.budgets.get("shared")).used.get("tokens", 0) == 0
+    assert await inside.budgets.release("shared", theirs.id) == {}
+
+
 async def test_a_call_is_answered_to_its_caller_alone(inside: Engine) -> None:
     operations = Operations(inside)
     arguments = travel_of("tokens.create").encode_arguments(("t1", ["read"]), {})

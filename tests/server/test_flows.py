@@ -16,7 +16,9 @@ from tests.kit.http import (
     create,
     create_flow,
     error_of,
+    link,
     padded,
+    stage,
     tagged,
     uuid_of,
     without,
@@ -34,41 +36,6 @@ STOP = {"reason": "enough", "cancellation_policy": "cancel_all"}
 
 def place_of(flow: str) -> int:
     return flow_partition(UUID(flow))
-
-
-async def stage(
-    http: httpx.AsyncClient, flow: str, upstream: str, downstream: str, revision: int, **more: Any
-) -> httpx.Response:
-    body = {
-        "upstream_execution_id": upstream,
-        "downstream_execution_id": downstream,
-        "expected_graph_revision": revision,
-        **more,
-    }
-    return await http.post(f"{URL}/{flow}/edges", json=body)
-
-
-async def apply(
-    http: httpx.AsyncClient, flow: str, edge: str, upstream: str, downstream: str, **more: Any
-) -> httpx.Response:
-    body = {
-        "edge_id": edge,
-        "upstream_execution_id": upstream,
-        "downstream_execution_id": downstream,
-        "graph_revision": 0,
-        **more,
-    }
-    return await http.post(f"{URL}/{flow}/edges/apply", json=body)
-
-
-async def link(
-    http: httpx.AsyncClient, flow: str, upstream: str, downstream: str, revision: int
-) -> int:
-    """Stages and applies an edge, as clients of the original do; the new revision."""
-    staged = (await stage(http, flow, upstream, downstream, revision)).json()["Staged"]
-    reply = await apply(http, flow, staged["edge_id"], upstream, downstream)
-    assert reply.status_code == 200, reply.text
-    return int(staged["new_graph_revision"])
 
 
 # -- create
@@ -251,242 +218,6 @@ async def test_a_wrong_member_is_refused(
     error_of(await http.post(f"{URL}/{FLOW}/members", json=body), status)
 
 
-# -- edges
-
-
-async def test_a_chain_runs_in_order(http: httpx.AsyncClient, lab: Lab) -> None:
-    """C-T11, C-T15, C-T30: all that a client of the original does, without a seal."""
-    flow = await create_flow(http)
-    first, second = await add_member(http, flow), await add_member(http, flow)
-    staged = await stage(http, flow, first, second, 2, edge_id=NOBODY)
-    expected = {"Staged": {"edge_id": NOBODY, "new_graph_revision": 3}}
-    assert (staged.status_code, staged.json()) == (201, expected)
-    applied = await apply(http, flow, NOBODY, first, second)
-    assert (applied.status_code, applied.json()) == (200, {"Applied": {"unsatisfied_count": 1}})
-    again = await apply(http, flow, NOBODY, first, second)
-    assert (again.status_code, again.text) == (200, '"AlreadyApplied"')
-    assert (await http.get(f"/v1/executions/{second}/state")).json() == "waiting_children"
-    claim = await lab.claim_one()
-    assert claim.id == first
-    await lab.complete(claim, b"up")
-    await lab.engine.flows.drain()
-    assert (await http.get(f"/v1/executions/{second}/state")).json() == "waiting"
-    assert (await lab.claim_one()).id == second
-
-
-async def test_applied_edges_are_counted_one_by_one(http: httpx.AsyncClient) -> None:
-    flow = await create_flow(http)
-    a, b, c = [await add_member(http, flow) for _ in range(3)]
-    edges = []
-    for number, upstream in enumerate((a, b)):
-        staged = (await stage(http, flow, upstream, c, 3 + number)).json()["Staged"]
-        edges.append((staged["edge_id"], upstream))
-    counts = [
-        (await apply(http, flow, edge, upstream, c)).json()["Applied"]["unsatisfied_count"]
-        for edge, upstream in edges
-    ]
-    assert counts == [1, 2]
-    info = (await http.get(f"/v1/executions/{c}")).json()
-    assert info["blocking_detail"] == "waits for 2 of 2 upstreams"
-
-
-async def test_a_failed_upstream_skips(http: httpx.AsyncClient, lab: Lab) -> None:
-    """C-T29"""
-    flow = await create_flow(http)
-    first, second = await add_member(http, flow), await add_member(http, flow)
-    await link(http, flow, first, second, 2)
-    await http.post(f"/v1/executions/{first}/cancel", json={"reason": "no"})
-    await lab.engine.flows.drain()
-    assert (await http.get(f"/v1/executions/{second}/state")).json() == "skipped"
-    reply = await http.post(f"/v1/executions/{first}/replay")
-    assert reply.json() == {"Replayed": {"public_state": "waiting"}}
-    reply = await http.post(f"/v1/executions/{second}/replay")
-    assert reply.json() == {"Replayed": {"public_state": "waiting_children"}}
-
-
-async def test_a_dependency_on_any_end_survives_a_cancel(http: httpx.AsyncClient, lab: Lab) -> None:
-    """F-30"""
-    flow = await create_flow(http)
-    first, second = await add_member(http, flow), await add_member(http, flow)
-    staged = await stage(http, flow, first, second, 2, dependency_kind="on_any_end")
-    edge = staged.json()["Staged"]["edge_id"]
-    other = error_of(await apply(http, flow, edge, first, second), 400)
-    assert other["code"] == "invalid_dependency"
-    applied = await apply(http, flow, edge, first, second, dependency_kind="on_any_end")
-    assert applied.json() == {"Applied": {"unsatisfied_count": 1}}
-    await http.post(f"/v1/executions/{first}/cancel", json={"reason": "no"})
-    await lab.engine.flows.drain()
-    assert (await http.get(f"/v1/executions/{second}/state")).json() == "waiting"
-
-
-async def test_an_upstream_that_has_ended_counts_at_once(http: httpx.AsyncClient, lab: Lab) -> None:
-    flow = await create_flow(http)
-    first = await add_member(http, flow)
-    await lab.complete(await lab.claim_one())
-    second = await add_member(http, flow)
-    staged = (await stage(http, flow, first, second, 2)).json()["Staged"]
-    reply = await apply(http, flow, staged["edge_id"], first, second)
-    assert reply.json() == {"Applied": {"unsatisfied_count": 0}}
-    assert (await http.get(f"/v1/executions/{second}/state")).json() == "waiting"
-
-
-async def test_a_stale_revision_is_contention(http: httpx.AsyncClient) -> None:
-    """C-T12"""
-    flow = await create_flow(http)
-    first, second = await add_member(http, flow), await add_member(http, flow)
-    for revision in (0, 1, 3):
-        body = error_of(await stage(http, flow, first, second, revision), 409)
-        assert (body["kind"], body["retryable"]) == ("contention", True)
-        assert body["error"].startswith("contention: StaleGraphRevision")
-        assert body["code"] == "stale_graph_revision"
-
-
-async def test_conflicts_of_edges_come_in_the_order_of_the_rules(http: httpx.AsyncClient) -> None:
-    """C-T13"""
-    flow = await create_flow(http)
-    first, second = await add_member(http, flow), await add_member(http, flow)
-    outside = await create(http)
-    revision = await link(http, flow, first, second, 2)
-    cases = [
-        ((first, first, 99), "self_referencing_edge", "self_referencing_edge"),
-        ((first, outside, revision), "state_conflict", "execution_not_in_flow"),
-        ((outside, first, revision), "state_conflict", "execution_not_in_flow"),
-        ((second, first, revision), "cycle_detected", "cycle_detected"),
-    ]
-    for (upstream, downstream, at), kind, code in cases:
-        body = error_of(await stage(http, flow, upstream, downstream, at), 409)
-        assert (body["kind"], body["code"], body["retryable"]) == (kind, code, False)
-
-
-async def test_an_edge_id_is_used_once(http: httpx.AsyncClient) -> None:
-    """C-T14"""
-    flow = await create_flow(http)
-    first, second = await add_member(http, flow), await add_member(http, flow)
-    await stage(http, flow, first, second, 2, edge_id=NOBODY)
-    body = error_of(await stage(http, flow, first, second, 3, edge_id=NOBODY), 409)
-    assert (body["kind"], body["code"]) == ("dependency_already_exists",) * 2
-    assert body["details"]["upstream"] == str(uuid_of(first))
-    stale = error_of(await stage(http, flow, first, second, 2, edge_id=NOBODY), 409)
-    assert stale["kind"] == "contention"
-
-
-async def test_edges_of_nothing(http: httpx.AsyncClient) -> None:
-    flow = await create_flow(http)
-    first, second = await add_member(http, flow), await add_member(http, flow)
-    assert "not found" in error_of(await stage(http, NOBODY, first, second, 0), 404)["error"]
-    assert "not found" in error_of(await apply(http, NOBODY, NOBODY, first, second), 404)["error"]
-    missing = error_of(await apply(http, flow, NOBODY, first, second), 400)
-    assert missing["code"] == "invalid_dependency"
-    error_of(await apply(http, flow, NOBODY, first, tagged(NOBODY)), 404)
-
-
-async def test_an_edge_is_applied_as_it_was_staged(http: httpx.AsyncClient) -> None:
-    flow = await create_flow(http)
-    first, second = await add_member(http, flow), await add_member(http, flow)
-    await stage(http, flow, first, second, 2, edge_id=NOBODY)
-    body = error_of(await apply(http, flow, NOBODY, second, first), 400)
-    assert body["code"] == "invalid_dependency"
-
-
-@pytest.mark.parametrize(
-    ("change", "status"),
-    [
-        ({"expected_graph_revision": None}, 422),
-        ({"expected_graph_revision": -1}, 422),
-        ({"expected_graph_revision": 1.0}, 422),
-        ({"dependency_kind": None}, 422),
-        ({"dependency_kind": "on_moon"}, 400),
-        ({"upstream_execution_id": "nonsense"}, 400),
-        ({"edge_id": "nonsense"}, 400),
-        ({"flow_id": NOBODY}, 400),
-    ],
-)
-async def test_a_wrong_edge_is_refused(
-    http: httpx.AsyncClient, change: dict[str, Any], status: int
-) -> None:
-    flow = await create_flow(http)
-    first, second = await add_member(http, flow), await add_member(http, flow)
-    error_of(await stage(http, flow, first, second, 2, **change), status)
-
-
-async def test_what_an_edge_passes_is_said_once(http: httpx.AsyncClient) -> None:
-    """server-sdk.md 1.7: when it is staged, or when it is applied first; never twice."""
-    flow = await create_flow(http)
-    first, second = await add_member(http, flow), await add_member(http, flow)
-
-    async def input_of(edge: str) -> str | None:
-        edges = (await http.get(f"{URL}/{flow}/edges")).json()["edges"]
-        (found,) = (each["edge"] for each in edges if each["edge"]["id"] == edge)
-        name: str | None = found["input"]
-        return name
-
-    staged = await stage(http, flow, first, second, 2, data_passing_ref="x")
-    edge = staged.json()["Staged"]["edge_id"]
-    other = error_of(await apply(http, flow, edge, first, second, data_passing_ref="y"), 400)
-    assert other["code"] == "invalid_dependency"
-    for given in ("x", "y", None):  # the second and the third are repeats
-        reply = await apply(http, flow, edge, first, second, data_passing_ref=given)
-        assert reply.status_code == 200, reply.text
-        assert await input_of(edge) == "x"
-    bare = (await stage(http, flow, first, second, 3)).json()["Staged"]["edge_id"]
-    long = await apply(http, flow, bare, first, second, data_passing_ref="x" * 100_000)
-    assert long.status_code == 413 or error_of(long, 400)
-    assert (await apply(http, flow, bare, first, second, data_passing_ref="")).is_success
-    late = await apply(http, flow, bare, first, second, data_passing_ref="z")
-    assert late.json() == "AlreadyApplied"
-    assert await input_of(bare) is None
-
-
-# -- reads
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        {"kind": "all_of"},
-        {"kind": "any_of", "on_satisfied": "let_run"},
-        {"kind": "quorum", "k": 1, "on_satisfied": "cancel_remaining"},
-    ],
-)
-async def test_a_policy_is_shown_as_it_was_given(
-    http: httpx.AsyncClient, policy: dict[str, Any]
-) -> None:
-    """server-sdk.md 1.3 (c): an EdgeDependencyPolicy is tagged by `kind`."""
-    flow = await create_flow(http)
-    first, second = [await add_member(http, flow) for _ in range(2)]
-    set = await http.put(f"{URL}/{flow}/edge-groups/{second}", json=policy)
-    assert set.status_code == 200, set.text
-    await link(http, flow, first, second, 2)
-    found = (await http.get(f"{URL}/{flow}")).json()
-    assert [group["policy"] for group in found["edge_groups"].values()] == [policy]
-    members = (await http.get(f"{URL}/{flow}/members")).json()["members"]
-    joins = {member["id"]: member["join"] for member in members}
-    assert joins[second]["policy"] == policy
-    assert joins[first] is None
-
-
-async def test_a_policy_is_fixed_by_the_first_edge(http: httpx.AsyncClient) -> None:
-    """coordination.md 1.4, check 6: it is refused as invalid input."""
-    flow = await create_flow(http)
-    first, second = [await add_member(http, flow) for _ in range(2)]
-    await link(http, flow, first, second, 2)
-    late = await http.put(f"{URL}/{flow}/edge-groups/{second}", json={"kind": "all_of"})
-    body = error_of(late, 400)
-    assert body["code"] == "invalid_input"
-    assert "edge_group_policy_already_fixed" in body["error"]
-
-
-async def test_the_ends_of_an_edge_are_tagged(http: httpx.AsyncClient) -> None:
-    """server-sdk.md 1.2: an ExecutionId on the wire is `{fp:N}:<uuid>`."""
-    flow = await create_flow(http)
-    first, second = [await add_member(http, flow) for _ in range(2)]
-    await link(http, flow, first, second, 2)
-    (found,) = (await http.get(f"{URL}/{flow}/edges")).json()["edges"]
-    assert (found["edge"]["upstream"], found["edge"]["downstream"]) == (first, second)
-    (same,) = (await http.get(f"{URL}/{flow}/edges", params={"upstream": first})).json()["edges"]
-    assert same == found
-
-
 # -- cancel
 
 
@@ -661,6 +392,39 @@ async def test_an_open_flow_is_trimmed_when_its_members_are_over(
     assert found is not None
     assert found.ended_at is None
     assert (await lab.claim_one()).id == more
+
+
+async def told(http: httpx.AsyncClient, lab: Lab, flow: str) -> tuple[str, str, str]:
+    """The header, the status and the state by its members; the list tells the same status."""
+    await lab.engine.flows.drain()
+    shown = (await http.get(f"{URL}/{flow}")).json()
+    listed = {each["id"]: each for each in (await http.get(URL)).json()["flows"]}
+    assert (listed[flow]["state"], listed[flow]["status"]) == (shown["state"], shown["status"])
+    return shown["state"], shown["status"], shown["public_flow_state"]
+
+
+async def test_a_flow_tells_its_state_by_its_members(http: httpx.AsyncClient, lab: Lab) -> None:
+    """I-22, coordination.md 1.10 and 1.11: the header stays open"""
+    flow = await create_flow(http)
+    assert await told(http, lab, flow) == ("open", "active", "open")
+    first, second = await add_member(http, flow), await add_member(http, flow)
+    assert await told(http, lab, flow) == ("open", "active", "open")
+    await link(http, flow, first, second, 2)
+    assert await told(http, lab, flow) == ("open", "active", "blocked")
+    claim = await lab.claim_one()
+    assert await told(http, lab, flow) == ("open", "active", "running")
+    await lab.complete(claim)
+    assert await told(http, lab, flow) == ("open", "active", "open")
+    await lab.complete(await lab.claim_one())
+    assert await told(http, lab, flow) == ("open", "completed", "completed")
+    waited = await http.get(f"{URL}/{flow}/wait")
+    assert (waited.status_code, waited.json()["status"]) == (200, "completed")
+    third = await add_member(http, flow)
+    assert await told(http, lab, flow) == ("open", "active", "open")
+    await http.post(f"/v1/executions/{third}/cancel", json={"reason": "no"})
+    assert await told(http, lab, flow) == ("open", "failed", "failed")
+    await http.post(f"{URL}/{flow}/cancel", json=STOP)
+    assert await told(http, lab, flow) == ("cancelled", "cancelled", "cancelled")
 
 
 @pytest.mark.parametrize("partition", [0, 7, 255])

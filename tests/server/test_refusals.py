@@ -17,6 +17,7 @@ pytestmark = pytest.mark.rules
 
 A = UUID(int=1)
 INACTIVE = errors.NotActive(phase="terminal", outcome="success", epoch=3, attempt_id=A)
+TAKEN = errors.EdgeExists(A, A, A, flow=A, on="on_success", input=None, created_at=1)
 
 TABLE: list[tuple[FlowFabricError, int, str | None, bool | None]] = [
     (errors.NotFound("execution", A), 404, None, None),
@@ -43,7 +44,7 @@ TABLE: list[tuple[FlowFabricError, int, str | None, bool | None]] = [
     (errors.CycleDetected("x"), 409, "cycle_detected", False),
     (errors.SelfEdge("x"), 409, "self_referencing_edge", False),
     (errors.AlreadyInFlow(A), 409, "execution_already_in_flow", False),
-    (errors.EdgeExists(A, A, A), 409, "dependency_already_exists", False),
+    (TAKEN, 409, "dependency_already_exists", False),
     (errors.WaitpointExists("x"), 409, "waitpoint_already_exists", False),
     (errors.RotationConflict("x"), 409, "rotation_conflict", False),
     (errors.FlowConflict("x"), 409, "conflict", False),

@@ -297,6 +297,8 @@ async def spend(
 ) -> None:
     """Count an amount in a budget and all it is part of; nothing is counted if it does not fit."""
     wanted = read_amounts(amounts, "an amount")
+    if run is not None and await engine.views.state(run) is None:  # the engine does not ask
+        raise NotFound("execution", run)
     answer = await engine.budgets.spend(name, wanted, execution=run, key=key)
     repeated = isinstance(answer, AlreadyApplied)
     outcome = answer.outcome if isinstance(answer, AlreadyApplied) else answer

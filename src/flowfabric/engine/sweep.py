@@ -57,8 +57,9 @@ REST_TRIM_EVERY = Millis(120_000)
 LEASES_EVERY = Millis(1_000)
 """How often leases are looked at that this process knows nothing of: a look reads all of them."""
 TIDY_EVERY = Millis(300_000)
-"""Workers that fell silent, unused limits and old audit records are forgotten so often, or after a
-trim."""
+"""Unused limits and old audit records are forgotten so often, or after a trim."""
+WORKERS_EVERY = Millis(30_000)
+"""How often workers are looked for that fell silent."""
 
 log = logging.getLogger("flowfabric.sweep")
 
@@ -107,6 +108,7 @@ class Sweep(Service):
         self._holder = holder
         self._background = Background("the sweep", log)
         self._trimmed_at = self._tidied_at = Millis(0)
+        self._workers_at = Millis(-WORKERS_EVERY)
         self._trim_every = TRIM_EVERY
         self._has_duty = False
         self._lease_ends = LeaseEnds()
@@ -286,6 +288,7 @@ class Sweep(Service):
         elif seen.lines and not self._swept.limits.rests:
             await timed("quota_reconciler", self._swept.limits.sweep())
             moments.append(self._swept.limits.opens_at)
+        await self._expire_workers(now)
         if self._must_trim(now) and await self._trim_all(now):
             return 0.0  # the rest page by page: what becomes due meanwhile does not wait
         return self._until(moments, now, longest)
@@ -314,6 +317,11 @@ class Sweep(Service):
         opens = opens_at is not None and opens_at <= now
         return seen.busy or opens or (self._must_trim(now) and self._trim_every == TRIM_EVERY)
 
+    async def _expire_workers(self, now: Millis) -> None:
+        if not 0 <= now - self._workers_at < WORKERS_EVERY:
+            self._workers_at = now
+            await timed("worker_registry", self._swept.workers.sweep())
+
     def _must_trim(self, now: Millis) -> bool:
         return now - self._trimmed_at >= self._trim_every
 
@@ -328,7 +336,6 @@ class Sweep(Service):
         self._trim_every = TRIM_EVERY if trimmed else REST_TRIM_EVERY
         if trimmed or now - self._tidied_at >= TIDY_EVERY:
             self._tidied_at = now
-            await self._swept.workers.sweep()
             await self._swept.limits.trim()
             await self._context.audit.trim()
         return False

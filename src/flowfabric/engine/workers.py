@@ -220,8 +220,13 @@ class Workers(Service):
         return await self._context.store.records.page(PRESENCES, cursor, PAGE, where)
 
     async def sweep(self) -> int:
-        """Removes workers whose time ran out; returns how many."""
-        lapsed = await self._context.store.records.expire(PRESENCES, self._now())
+        """Removes workers whose time ran out; returns how many. Where there are none, that takes
+        one read."""
+        now, records = self._now(), self._context.store.records
+        first = await records.next_due(PRESENCES)
+        if first is None or first > now:
+            return 0
+        lapsed = await records.expire(PRESENCES, now)
         for namespace, instance in lapsed:
             log.info("worker %s (%s) fell silent and was removed", instance, namespace)
         return len(lapsed)

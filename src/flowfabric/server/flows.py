@@ -17,7 +17,7 @@ from flowfabric.core.base.errors import (
     NotFound,
 )
 from flowfabric.core.base.ids import ANYWHERE, ExecutionId
-from flowfabric.core.flow.grow import Added, Applied
+from flowfabric.core.flow.grow import Added, Applied, Staged
 from flowfabric.core.flow.join import Edge, On
 from flowfabric.core.flow.model import CancelPolicy, Flow
 from flowfabric.engine.engine import Engine
@@ -187,8 +187,14 @@ class StagedEdge(Struct):
     new_graph_revision: int
 
 
+class KnownEdge(Struct):
+    edge_id: str
+    graph_revision: int
+
+
 class StageAnswer(Tagged):
     Staged: StagedEdge | None = None
+    AlreadyStaged: KnownEdge | None = None
 
 
 @post(
@@ -196,12 +202,14 @@ class StageAnswer(Tagged):
     opt=needs("submit"),
     operation_id="stage_edge",
     tags=["flows"],
-    responses=BODIES,
+    responses=BODIES
+    | {200: ResponseSpec(StageAnswer, generate_examples=False, description="It was staged.")},
 )
 async def stage_edge(
     request: Request[Any, Any, Any], id: FlowPath, data: JSONBody[StageEdge]
 ) -> Response[StageAnswer]:
-    """Adds an edge if the graph has the expected revision; the downstream waits from then on."""
+    """Adds an edge if the graph has the expected revision; the downstream waits from then on. 201
+    `Staged`, or 200 `AlreadyStaged` if this edge is there, whatever the revision."""
     revision = fit(data.expected_graph_revision, "expected_graph_revision")
     flow, engine = await own_flow(request, id, data.flow_id)
     edge = Edge(
@@ -212,8 +220,12 @@ async def stage_edge(
         on=_dependency(data.dependency_kind),
         input=data.data_passing_ref or None,
     )
-    staged = await engine.flows.stage_only(edge, revision)
-    return respond(StageAnswer(Staged=StagedEdge(str(staged.edge), staged.revision)), 201)
+    answer = await engine.flows.stage_only(edge, revision)
+    if isinstance(answer, Staged):
+        staged = StagedEdge(str(answer.edge), answer.revision)
+        return respond(StageAnswer(Staged=staged), 201)
+    known = KnownEdge(str(answer.edge), answer.revision)
+    return respond(StageAnswer(AlreadyStaged=known))
 
 
 class ApplyEdge(Struct, kw_only=True):

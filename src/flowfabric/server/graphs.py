@@ -14,6 +14,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.flow.join import AllOf, AnyOf, EdgeState, Join, JoinPolicy, Quorum, Rest
 from flowfabric.core.flow.model import Flow, FlowState
+from flowfabric.core.flow.status import FlowStatus, PublicFlowState, flow_status
 from flowfabric.engine.flow.views import Member
 from flowfabric.server.access import caller_of, check_again, needs
 from flowfabric.server.context import engine_of
@@ -30,12 +31,14 @@ from flowfabric.server.parameters import (
     read_wait,
     visible_namespace,
 )
-from flowfabric.server.shown import also, by_name, listing, members, page, shown
+from flowfabric.server.shown import also, by_name, entry, listing, members, page, shown, word_of
 from flowfabric.server.wire import U32, read_id, respond
 
 States = Annotated[
     list[FlowState] | None, QueryParameter(name="state", description="Only in these; repeatable")
 ]
+
+FLOW = entry(Flow, status=word_of(FlowStatus))
 
 
 class EdgeGroupPolicy(Struct):
@@ -58,7 +61,7 @@ JOIN = also(Join, policy=ShownPolicy)
 MEMBER = also(Member, join=JOIN | None)
 
 
-@get("/v1/flows", opt=needs("read", shows=page("flows", shown(Flow))))
+@get("/v1/flows", opt=needs("read", shows=page("flows", FLOW)))
 async def list_flows(
     request: Request[Any, Any, Any],
     namespace: Namespace = None,
@@ -69,7 +72,8 @@ async def list_flows(
     cursor: Cursor = None,
     limit: PageLimit = 100,
 ) -> Response[dict[str, Any]]:
-    """Flows that match every filter, by creation time, newest first."""
+    """Flows that match every filter, by creation time, newest first. `status` also tells whether
+    all members of a flow that stays open have ended."""
     found = await engine_of(request).flow_views.page(
         namespace=visible_namespace(caller_of(request), namespace),
         kind=kind,
@@ -79,7 +83,11 @@ async def list_flows(
         limit=limit,
         newest_first=newest_first,
     )
-    return respond_page("flows", found, limit, _write_cursor)
+    return respond_page("flows", found, limit, _write_cursor, _shown)
+
+
+def _shown(flow: Flow) -> dict[str, Any]:
+    return {**document(flow), "status": str(flow_status(flow))}
 
 
 def _write_cursor(flow: Flow) -> str:
@@ -98,13 +106,21 @@ def _read_cursor(text: str) -> tuple[Millis, UUID]:
     "/v1/flows/{id:str}",
     opt=needs(
         "read",
-        shows=also(Flow, graph_revision=int, states=dict[str, int], edge_groups=by_name(JOIN)),
+        shows=also(
+            Flow,
+            status=word_of(FlowStatus),
+            public_flow_state=word_of(PublicFlowState),
+            graph_revision=int,
+            states=dict[str, int],
+            edge_groups=by_name(JOIN),
+        ),
     ),
 )
 async def describe_flow(
     request: Request[Any, Any, Any], id: FromPath[str]
 ) -> Response[dict[str, Any]]:
-    """One flow: its graph revision, how many members are in which state, its joins."""
+    """One flow: its state by its members, its graph revision, how many members are in which state,
+    its joins."""
     key, engine = await find_flow(request, id), engine_of(request)
     found = await engine.flow_views.describe(key)
     if found is None:
@@ -112,7 +128,8 @@ async def describe_flow(
     joins = await engine.flow_views.groups(key)
     return respond(
         {
-            **document(found.flow),
+            **_shown(found.flow),
+            "public_flow_state": str(found.public_flow_state),
             "graph_revision": found.flow.revision,
             "states": plain(found.states),
             "edge_groups": {str(member): _join(join) for member, join in joins.items()},
@@ -153,8 +170,8 @@ async def flow_edges(
 
 @get(
     "/v1/flows/{id:str}/wait",
-    opt=needs("read", long=True, shows=shown(Flow)),
-    responses={202: ResponseSpec(shown(Flow), generate_examples=False, description="Not yet.")},
+    opt=needs("read", long=True, shows=FLOW),
+    responses={202: ResponseSpec(FLOW, generate_examples=False, description="Not yet.")},
 )
 async def wait_for_flow(
     request: Request[Any, Any, Any], id: FromPath[str], wait: Wait = "30s"
@@ -164,10 +181,10 @@ async def wait_for_flow(
     waiting, _ = await while_wanted(request, engine.flow_views.wait(key, read_wait(wait)))
     await check_again(request)
     try:
-        return respond(document(waiting.result()))
+        return respond(_shown(waiting.result()))
     except (TimeoutError, asyncio.CancelledError):
         found = await engine.flow_views.get(key)
-        return respond(None if found is None else document(found), 202)
+        return respond(None if found is None else _shown(found), 202)
 
 
 @put(

@@ -35,9 +35,19 @@ def also(value: type[Struct], *hidden: str, **more: Any) -> Shown:
     return _made(f"{value.__name__}Answer", kept | more)
 
 
+def entry(value: type[Struct], **more: Any) -> Shown:
+    """A value with more members, as lists show it."""
+    return _made(f"{value.__name__}Entry", _members(value) | more)
+
+
 def by_name(item: Shown) -> Any:
     """A member that has such values by their names."""
     return dict[str, item]  # type: ignore[valid-type]
+
+
+def word_of(kind: type[Enum]) -> Any:
+    """A member that is one of these words."""
+    return _plain_class(kind)
 
 
 def maybe(kind: Any) -> Any:

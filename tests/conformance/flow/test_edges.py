@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import (
     Corruption,
     CycleDetected,
+    EdgeExists,
     FlowConflict,
     Invalid,
     InvalidGraph,
@@ -198,8 +199,15 @@ async def test_another_edge_under_a_known_id_is_a_conflict(lab: Lab) -> None:
     ]
     for change in changes:
         await refused(flow, lab.engine.flows.stage(replace(edge, **change)), FlowConflict)
-    with pytest.raises(FlowConflict, match=f"dependency_already_exists.*{flow['a'].uuid}"):
+    lab.clock.advance(1000)
+    with pytest.raises(EdgeExists, match=f"dependency_already_exists.*{flow['a'].uuid}") as refusal:
         await lab.engine.flows.stage(replace(edge, input="x"))
+    shown = refusal.value
+    assert (shown.edge, shown.flow, shown.on, shown.input) == (edge.id, flow.id, On.SUCCESS, None)
+    assert (shown.upstream, shown.downstream) == (edge.upstream, edge.downstream)
+    stored = await lab.engine.flow_views.edge(flow.id, edge.id)
+    assert stored is not None
+    assert shown.created_at == stored.created_at
 
 
 async def test_two_edges_between_the_same_two_count_twice(lab: Lab) -> None:

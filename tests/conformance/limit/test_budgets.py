@@ -223,9 +223,23 @@ async def test_a_release_takes_back_exactly_what_one_execution_spent(lab: Lab) -
     for missing in ("no id", "{fp:1}:zzz"):
         with pytest.raises(Invalid):
             await budgets.release("team", missing)
+        with pytest.raises(Invalid):
+            await spend(lab, 1, execution=missing)
+
+
+async def test_an_execution_that_is_unknown_has_spent_all_the_same(lab: Lab) -> None:
+    """Coordination.md 2.3: its existence is not checked, because the amount was consumed"""
+    await make(lab, 100)
+    one = await lab.submit()
     ghost = str(one).replace(str(one.uuid), str(UUID(int=5)))
-    with pytest.raises(NotFound):
-        await spend(lab, 1, execution=ghost)
+    assert await spend(lab, 7, execution=ghost, key="k") == Spent()
+    assert await spend(lab, 7, execution=ghost, key="k") == AlreadyApplied(Spent())
+    assert isinstance(await spend(lab, 94, execution=ghost), HardBreach)
+    await spend(lab, 2, execution=one)
+    assert await used(lab, "team") == [9]
+    assert await lab.engine.budgets.release("team", ghost) == {"tokens": 7}
+    assert await lab.engine.budgets.release("team", ghost) == {}
+    assert await used(lab, "team") == [2]
 
 
 async def test_a_release_after_a_reset_touches_nothing_new(lab: Lab) -> None:

@@ -219,3 +219,36 @@ async def test_retention_deletes_old_ones(lab: Lab) -> None:
     await lab.engine.sweep.trim()
     assert await changes(lab) == ["expired", "registered"]
     assert await lab.engine.store.forgotten_event() == first
+
+
+async def test_a_silent_worker_is_reported_within_half_a_minute(lab: Lab) -> None:
+    """§7.6: the sweep looks every 30 seconds, however many turns it makes meanwhile"""
+    await lab.engine.workers.register(ada(ttl=Millis(5_000)))
+    await lab.engine.workers.register(ada(instance="ada-2", ttl=Millis(60_000)))
+    for step in (0, 5_001, 24_998):
+        lab.clock.advance(step)
+        await lab.engine.sweep._turn()
+        assert await changes(lab) == ["registered", "registered"]
+    lab.clock.advance(1)
+    await lab.engine.sweep._turn()
+    event = (await told(lab))[-1]
+    assert (event.registry, event.at) == ("expired", lab.clock.now())
+    assert event.worker == WorkerIdentity("ada", "ada-1")
+    for step in (30_000, 1):
+        lab.clock.advance(step)
+        await lab.engine.sweep._turn()
+    assert await changes(lab) == ["registered", "registered", "expired", "expired"]
+
+
+async def test_looking_for_silent_workers_is_one_read(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """§7.6: a process at rest writes nothing for it"""
+
+    async def expire(*given: Any) -> Any:
+        raise AssertionError("there is nothing to remove")
+
+    monkeypatch.setattr(lab.engine.store.records, "expire", expire)
+    assert await lab.engine.workers.sweep() == 0
+    await lab.engine.workers.register(ada())
+    assert await lab.engine.workers.sweep() == 0

@@ -91,12 +91,12 @@ def test_the_end_of_a_run_that_did_not_run_releases_nothing() -> None:
         (EventKind.FAILED, "failure", "failed"),
         (EventKind.RECLAIMS_EXCEEDED, "failure", "failed"),
         (EventKind.CANCELLED, "cancelled", "cancelled"),
-        (EventKind.EXPIRED, "other", "expired"),
-        (EventKind.SKIPPED, "other", "skipped"),
+        (EventKind.EXPIRED, "expired", "expired"),
+        (EventKind.SKIPPED, "skipped", "skipped"),
     ],
 )
 def test_a_completion_says_how_the_run_ended(kind: EventKind, outcome: str, state: str) -> None:
-    """F-64: failed is a failure, and what is other says what it is"""
+    """F-64: failed is a failure, and every ending has a word of its own"""
     shown = view(event(kind, flow=FLOW))
     assert shown.completion is not None
     assert (shown.completion.outcome, shown.completion.state) == (outcome, state)

@@ -388,15 +388,30 @@ class AlreadyInFlow(FlowConflict):
 
 
 class EdgeExists(FlowConflict):
-    """`edge`, `upstream` and `downstream` are those of the edge that has the id."""
+    """The members are those of the stored edge; `edge` is its id, `on` and `input` are as they were
+    staged, `created_at` is in milliseconds."""
 
     code = "dependency_already_exists"
 
-    def __init__(self, edge: UUID, upstream: UUID, downstream: UUID) -> None:
+    def __init__(
+        self,
+        edge: UUID,
+        upstream: UUID,
+        downstream: UUID,
+        *,
+        flow: UUID,
+        on: str,
+        input: str | None,
+        created_at: int,
+    ) -> None:
         super().__init__(f"edge {edge} leads from run {upstream} to run {downstream}")
         self.edge = edge
+        self.flow = flow
         self.upstream = upstream
         self.downstream = downstream
+        self.on = on
+        self.input = input
+        self.created_at = created_at
 
 
 class RotationConflict(Contention):

@@ -28,6 +28,7 @@ from flowfabric.core.execution.model import Outcome
 from flowfabric.core.wait.model import Effect
 
 ALL_FAMILIES = frozenset(Family)
+CompletionWord = Literal["success", "failure", "cancelled", "expired", "skipped"]
 
 
 class LeasePart(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -42,9 +43,9 @@ class LeasePart(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CompletionPart(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`state` says exactly how the run ended; `outcome` is `other` for expired and skipped."""
+    """`state` is the run's own word for its `outcome`: `failed` where that is `failure`."""
 
-    outcome: Literal["success", "failure", "cancelled", "other"]
+    outcome: CompletionWord
     state: str
 
 
@@ -148,7 +149,7 @@ def completion_part(event: StoredEvent) -> CompletionPart | None:
     outcome = event.completion
     if outcome is None:
         return None
-    return CompletionPart(outcome=_OUTCOMES.get(outcome, "other"), state=outcome.name.lower())
+    return CompletionPart(outcome=_OUTCOMES[outcome], state=outcome.name.lower())
 
 
 def signal_part(event: StoredEvent) -> SignalPart | None:
@@ -198,10 +199,12 @@ _REVOKED_BY: dict[EventKind, Literal["operator", "reconciler"]] = {
     EventKind.RECLAIMS_EXCEEDED: "reconciler",
 }
 
-_OUTCOMES: dict[Outcome, Literal["success", "failure", "cancelled"]] = {
+_OUTCOMES: dict[Outcome, CompletionWord] = {
     Outcome.SUCCESS: "success",
     Outcome.FAILED: "failure",
     Outcome.CANCELLED: "cancelled",
+    Outcome.EXPIRED: "expired",
+    Outcome.SKIPPED: "skipped",
 }
 
 _EFFECTS: dict[str, Literal["satisfied", "buffered", "deduped"]] = {

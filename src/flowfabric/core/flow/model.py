@@ -179,9 +179,13 @@ def _settled(flow: Flow, now: Millis) -> Flow:
         return replace(flow, ended_at=ended_at)
     if not over:
         return replace(flow, state=FlowState.RUNNING, ended_at=None)
-    bad = any(flow.ended.get(name) for name in _FAILURES)
-    state = FlowState.FAILED if bad else FlowState.COMPLETED
+    state = FlowState.FAILED if has_failed(flow) else FlowState.COMPLETED
     return replace(flow, state=state, ended_at=ended_at)
+
+
+def has_failed(flow: Flow) -> bool:
+    """Whether any member ended in a way that fails the flow."""
+    return any(flow.ended.get(name) for name in _FAILURES)
 
 
 def counted_as(snapshot: Snapshot) -> str:

@@ -20,7 +20,7 @@ export function flow({ rest, can, refresh: again }) {
   async function refresh() {
     const [found, all, edges] = await Promise.all([get(path), everyMember(path), get(`${path}/edges`)]);
     document.title = `${found.kind} · FlowFabric`;
-    render(top, head(found.kind || "Flow", [badge(found.state), " ", h("span", { class: "mono small" }, found.id), " · created ", moment(found.created_at), found.ended_at ? [", took ", duration(found.ended_at - found.created_at)] : null], actions(found)), tiles(found));
+    render(top, head(found.kind || "Flow", [badge(found.ended_at ? found.status : found.state), " ", h("span", { class: "mono small" }, found.id), " · created ", moment(found.created_at), found.ended_at ? [", took ", duration(found.ended_at - found.created_at)] : null], actions(found)), tiles(found));
     draw(all, edges.edges.map(shape));
     render(members, card("Members", list(inOrder(all)), { flush: true, extra: h("span", { class: "muted small" }, plural(all.length, "member")) }));
   }

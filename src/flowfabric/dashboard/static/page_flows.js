@@ -35,7 +35,7 @@ function line(flow) {
   return h("tr", { "data-key": `row-${flow.id}` },
     h("td", { class: "name" }, h("a", { class: "cut", title: flow.kind, href: `#/flows/${flow.id}`, "data-key": flow.id }, flow.kind || "flow"),
       h("span", { class: "muted small mono" }, `…${flow.id.slice(-12)}`)),
-    h("td", { class: "all" }, badge(flow.state)),
+    h("td", { class: "all" }, badge(flow.ended_at ? flow.status : flow.state)),
     h("td", { class: "wide all" }, h("span", {}, meter(flow.nodes ? over / flow.nodes : 0, `${over} of ${flow.nodes} have ended`, failed ? "fail" : "ok"),
       h("span", { class: "muted small" }, `${number(over)} of ${number(flow.nodes)} ended${failed ? `, ${number(failed)} failed` : ""}`))),
     h("td", { class: "num" }, moment(flow.created_at)));

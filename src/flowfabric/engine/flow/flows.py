@@ -241,7 +241,8 @@ class Flows(Service):
         self, edge: Edge, *, expected_revision: int | None = None
     ) -> Staged | AlreadyStaged:
         """Adds an edge and gates its downstream, in one change. `expected_revision` refuses it if
-        the graph has changed since."""
+        the graph has changed since. Repeating it is harmless, whatever the revision; another edge
+        under the same id is refused (`EdgeExists`)."""
         wanted = replace(grow.check_edge(edge), created_at=self._now())
 
         async def decide(
@@ -256,18 +257,20 @@ class Flows(Service):
 
         return await self._change(wanted.flow, decide)
 
-    async def stage_only(self, edge: Edge, expected_revision: int) -> Staged:
-        """As `stage`, for a client that applies the edge by a second call: an edge whose id is
-        taken is refused, also if it is the same one."""
+    async def stage_only(self, edge: Edge, expected_revision: int) -> Staged | AlreadyStaged:
+        """As `stage`, for a client that applies the edge by a second call."""
         wanted = replace(grow.check_edge(edge), created_at=self._now())
 
-        async def decide(found: Flow | None, now: Millis) -> tuple[FlowChange, Staged]:
+        async def decide(
+            found: Flow | None, now: Millis
+        ) -> tuple[FlowChange | None, Staged | AlreadyStaged]:
             flow = open_flow(found, wanted.flow)
+            applied = wanted.id not in flow.unapplied
+            if await _is_staged(self._context.store, wanted, applied=applied):
+                return None, AlreadyStaged(wanted.id, flow.revision)
             if expected_revision != flow.revision:
                 raise StaleRevision(f"the graph is at revision {flow.revision}")
             change, staged = await self._staged(flow, now, wanted)
-            if (known := await _find_edge(self._context.store, wanted.flow, wanted.id)) is not None:
-                raise EdgeExists(known.edge.id, known.edge.upstream, known.edge.downstream)
             waiting = (*change.after.unapplied, wanted.id)[-MAX_UNAPPLIED:]
             return replace(change, after=replace(change.after, unapplied=waiting)), staged
 
@@ -587,11 +590,25 @@ async def _find_edge(store: Store, flow: UUID, id: UUID) -> EdgeState | None:
     return found[0] if found else None
 
 
-async def _is_staged(store: Store, edge: Edge) -> bool:
-    """Whether this very edge is there; another one of the same id is a conflict."""
+async def _is_staged(store: Store, edge: Edge, *, applied: bool = False) -> bool:
+    """Whether this very edge is there; another one of the same id is a conflict. One that was
+    `applied` may have got its input only then."""
     found = await _find_edge(store, edge.flow, edge.id)
     if found is None:
         return False
-    if replace(found.edge, created_at=edge.created_at) != edge:
-        raise EdgeExists(found.edge.id, found.edge.upstream, found.edge.downstream)
+    input = found.edge.input if applied and edge.input is None else edge.input
+    if replace(found.edge, created_at=edge.created_at) != replace(edge, input=input):
+        raise _taken_by(found.edge)
     return True
+
+
+def _taken_by(edge: Edge) -> EdgeExists:
+    return EdgeExists(
+        edge.id,
+        edge.upstream,
+        edge.downstream,
+        flow=edge.flow,
+        on=str(edge.on),
+        input=edge.input,
+        created_at=edge.created_at,
+    )

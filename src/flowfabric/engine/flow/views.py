@@ -31,6 +31,7 @@ from flowfabric.core.flow.cancel import is_orphan
 from flowfabric.core.flow.join import AllOf, Edge, EdgeState, Join, JoinState
 from flowfabric.core.flow.model import Flow, FlowState, count_outbox, known
 from flowfabric.core.flow.outbox import is_spared
+from flowfabric.core.flow.status import PublicFlowState, public_flow_state
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.records import find
 from flowfabric.engine.context import EngineContext, Service
@@ -66,6 +67,10 @@ class FlowDescription(Struct, frozen=True):
 
     flow: Flow
     states: Mapping[PublicState, int]
+
+    @property
+    def public_flow_state(self) -> PublicFlowState:
+        return public_flow_state(self.flow, self.states)
 
 
 class FlowViews(Service):

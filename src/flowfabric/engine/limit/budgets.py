@@ -129,13 +129,13 @@ class Budgets(Service):
         key: str | None = None,
     ) -> Charged | AlreadyApplied:
         """Counts an amount for budgets and their parents, or refuses all of it. With an execution,
-        the amount is recorded in its ledger and can be released. The same key counts once."""
-        found = None
-        if execution is not None:
-            found = present(await self._load(execution), execution).execution
-        uuid = None if found is None else found.uuid
+        the amount is recorded in its ledger and can be released, also if the execution is unknown
+        or was deleted: the amount was consumed. The same key counts once."""
+        id = None if execution is None else ExecutionId(execution)
+        found = None if id is None else await self._load(id)
+        uuid = None if id is None else id.uuid
         asked = Expense(_names(budgets), check_amounts(amounts), uuid, key=self._key(key))
-        return await self._spend(asked, found)
+        return await self._spend(asked, None if found is None else found.execution)
 
     async def report(
         self,
