@@ -1,10 +1,14 @@
 """Creating executions over HTTP: repeats, and quotas (server-sdk.md 1.7, execution.md 3.1)."""
 
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
 
+from flowfabric.core.base.errors import Unavailable
+from flowfabric.core.limit.quota import Quota
+from flowfabric.engine.engine import Engine
 from tests.kit.http import EXECUTION, LANE, NOBODY, create
 
 pytestmark = pytest.mark.rules
@@ -48,3 +52,43 @@ async def test_a_run_with_a_quota_waits_for_a_worker_if_there_is_room(
     claims = [await http.post("/v1/workers/w/claim", json=ask) for _ in range(2)]
     assert [reply.status_code for reply in claims] == [200, 204]
     assert claims[0].json()["execution_id"] == first["execution_id"]
+
+
+async def test_a_wrong_body_without_id_and_key_repeats_nothing(http: httpx.AsyncClient) -> None:
+    """Not even the run with the nil uuid."""
+    await create(http, execution_id=str(UUID(int=0)))
+    reply = await http.post(URL, json={**EXECUTION, "execution_kind": ""})
+    assert reply.status_code == 400
+
+
+async def test_a_created_run_is_reported_although_its_state_cannot_be_read(
+    http: httpx.AsyncClient, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await engine.quotas.define(Quota(name="q", concurrency=1))
+    body = {**EXECUTION, "policy": {"quotas": [{"quota": "q"}]}}
+
+    async def fails(id: str) -> None:
+        raise Unavailable("gone")
+
+    monkeypatch.setattr(engine.views, "state", fails)
+    reply = await http.post(URL, json=body)
+    assert (reply.status_code, reply.json()["Created"]["public_state"]) == (201, "rate_limited")
+
+
+@pytest.mark.parametrize("name", [NOBODY.replace("-", ""), NOBODY.upper()])
+async def test_a_quota_named_like_a_uuid_in_another_form_is_found(
+    http: httpx.AsyncClient, engine: Engine, name: str
+) -> None:
+    """The very name comes first: applications name quotas as they like."""
+    await engine.quotas.define(Quota(name=name, concurrency=1))
+    body = {**EXECUTION, "policy": {"quotas": [{"quota": name}]}}
+    assert (await http.post(URL, json=body)).status_code == 201
+    assert (await http.get(f"/v1/quotas/{name}")).status_code == 200
+
+
+async def test_a_lone_surrogate_in_the_query_is_refused(http: httpx.AsyncClient) -> None:
+    members = {k: v for k, v in EXECUTION.items() if isinstance(v, str)}
+    query = {**members, "policy": '{"\\ud800": 1}'}
+    octets = {"Content-Type": "application/octet-stream"}
+    reply = await http.post(URL, params=query, content=b"x", headers=octets)
+    assert reply.status_code == 422

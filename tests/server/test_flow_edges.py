@@ -1,10 +1,12 @@
 """Edges of flows over HTTP: stage, apply, and what is refused (coordination.md 1.3, 1.5)."""
 
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
 
+from flowfabric.engine.engine import Engine
 from flowfabric.store.clock import ManualClock
 from tests.kit.http import (
     NOBODY,
@@ -319,3 +321,20 @@ async def test_the_ends_of_an_edge_are_tagged(http: httpx.AsyncClient) -> None:
     assert (found["edge"]["upstream"], found["edge"]["downstream"]) == (first, second)
     (same,) = (await http.get(f"{URL}/{flow}/edges", params={"upstream": first})).json()["edges"]
     assert same == found
+
+
+async def test_a_downstream_that_has_begun_keeps_its_input(
+    http: httpx.AsyncClient, engine: Engine, lab: Lab
+) -> None:
+    """server-sdk.md 1.7: the result is passed when the edge is satisfied, not in the middle of an
+    attempt."""
+    flow = await create_flow(http)
+    first = await add_member(http, flow, lane_id="first")
+    second = await add_member(http, flow, lane_id="second")
+    await lab.complete(await lab.claim_one(lanes=("first",)), b"result")
+    edge = (await stage(http, flow, first, second, 2)).json()["Staged"]["edge_id"]
+    claim = await lab.claim_one(lanes=("second",))
+    assert (await apply(http, flow, edge, first, second, data_passing_ref="x")).is_success
+    await lab.complete(claim)
+    (state,) = await engine.flow_views.edges(UUID(flow))
+    assert state.edge.input is None

@@ -400,6 +400,21 @@ async def test_signal_many_answers_each_on_its_own(http: httpx.AsyncClient, lab:
     assert last["Accepted"]["effect"] == "resume_condition_satisfied"
 
 
+async def test_one_wrong_signal_of_a_batch_is_refused_on_its_own(
+    http: httpx.AsyncClient, lab: Lab
+) -> None:
+    (run, ticket), (other, second) = await suspended(http, lab), await suspended(http, lab)
+    large = signal(second, execution_id=other, dedup_ttl_ms=1 << 64)
+    signals = [signal(ticket, execution_id=run), large]
+    reply = await http.post("/v1/executions/signal", json={"signals": signals})
+    good, wrong = reply.json()["results"]
+    assert "Accepted" in good
+    assert wrong["Refused"]["code"] == "invalid_body"
+    misspelled = [signal(ticket, execution_id=run, idempotencykey="k")]
+    refused = await http.post("/v1/executions/signal", json={"signals": misspelled})
+    assert refused.status_code == 422
+
+
 async def test_a_batch_of_signals_is_bounded(http: httpx.AsyncClient, lab: Lab) -> None:
     _, ticket = await suspended(http, lab)
     one = signal(ticket, execution_id=NOBODY)

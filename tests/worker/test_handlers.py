@@ -11,6 +11,7 @@ import pytest
 from flowfabric import (
     Context,
     Fabric,
+    Fail,
     Fixed,
     PublicState,
     Retry,
@@ -102,6 +103,23 @@ async def test_fail_is_final_whatever_retries_are_left(bench: Bench, where: str)
     error = await failure(bench, run)
     assert (error.message, error.category) == ("Fail: for good", "permanent")
     assert len(await run.attempts()) == 1
+
+
+async def test_fail_is_final_whatever_caused_it(bench: Bench) -> None:
+    tries: list[int] = []
+
+    @bench.fabric.task(retries=3)
+    async def job() -> None:
+        tries.append(1)
+        try:
+            raise SystemExit(3)
+        except SystemExit as error:
+            raise Fail("for good") from error
+
+    run = await job.submit()
+    await bench.work()
+    assert (await failure(bench, run)).category == "permanent"
+    assert len(tries) == 1
 
 
 @pytest.mark.parametrize("where", ["async", "thread", "process"])

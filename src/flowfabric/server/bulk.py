@@ -13,7 +13,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.execution.submission import Submitted
 from flowfabric.server.access import needs
 from flowfabric.server.context import engine_of
-from flowfabric.server.errors import ErrorBody, answer_to
+from flowfabric.server.errors import ErrorBody, answer_to, body_error
 from flowfabric.server.executions import (
     CreateAnswer,
     CreatedExecution,
@@ -23,7 +23,7 @@ from flowfabric.server.executions import (
 )
 from flowfabric.server.parameters import find_run
 from flowfabric.server.waitpoints import DeliverSignal, SignalRouteAnswer, deliver
-from flowfabric.server.wire import RunText, read_id, respond
+from flowfabric.server.wire import BodyError, RunText, read_id, respond
 
 MOST = 1000
 CREATE_BODY = 16 << 20
@@ -57,7 +57,7 @@ class ReplayMany(Struct, forbid_unknown_fields=True):
     execution_ids: list[str]
 
 
-class BatchSignal(DeliverSignal, kw_only=True):
+class BatchSignal(DeliverSignal, kw_only=True, forbid_unknown_fields=True):
     """A signal as for one execution, which it names."""
 
     execution_id: RunText
@@ -165,6 +165,8 @@ async def _signal(request: Request[Any, Any, Any], data: BatchSignal) -> SignalR
         answer = await deliver(request, data.execution_id, data)
     except FlowFabricError as error:
         return SignalResult(Refused=answer_to(error)[1])
+    except BodyError as error:
+        return SignalResult(Refused=body_error(error))
     return SignalResult(Accepted=answer.Accepted, Duplicate=answer.Duplicate)
 
 

@@ -247,12 +247,15 @@ def error_headers(error: FlowFabricError) -> dict[str, str]:
 
 
 def on_body_error(request: Request[Any, Any, Any], error: BodyError) -> Response[Any]:
-    body = ErrorBody(
+    return _response(error.status, body_error(error))
+
+
+def body_error(error: BodyError) -> ErrorBody:
+    return ErrorBody(
         error=f"invalid JSON: {_JSON_WORDS[error.status]}",
         code=_JSON_CODES[error.status],
         details={"reason": error.detail},
     )
-    return _response(error.status, body)
 
 
 def on_too_large(request: Request[Any, Any, Any], error: BodyTooLarge) -> Response[Any]:

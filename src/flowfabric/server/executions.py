@@ -11,7 +11,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import Invalid, InvalidId, NotActive, NotFound
+from flowfabric.core.base.errors import FlowFabricError, Invalid, InvalidId, NotActive, NotFound
 from flowfabric.core.base.ids import (
     ANYWHERE,
     ExecutionId,
@@ -33,7 +33,7 @@ from flowfabric.server.access import caller_of, check_namespace, check_run, need
 from flowfabric.server.context import engine_of
 from flowfabric.server.errors import BODIES, CHANGES, READS
 from flowfabric.server.parameters import Wait, check_digits, refused_parameter, until_ended
-from flowfabric.server.policies import GivenPolicy, read_policy
+from flowfabric.server.policies import GivenPolicy, read_policy, with_canonical_names
 from flowfabric.server.wire import (
     I32,
     OCTETS,
@@ -136,7 +136,7 @@ async def submit(request: Request[Any, Any, Any], data: CreateExecution) -> Subm
     caller, engine = caller_of(request), engine_of(request)
     check_namespace(caller, data.namespace)
     try:
-        answer = await engine.executions.submit(read_submission(data))
+        answer = await _submitted(engine, data)
     except Invalid as error:
         answer = await _repeated(engine, data, error)
     if isinstance(answer, Submitted) and answer.state is PublicState.RATE_LIMITED:
@@ -148,18 +148,34 @@ async def submit(request: Request[Any, Any, Any], data: CreateExecution) -> Subm
     return answer
 
 
+async def _submitted(engine: Engine, data: CreateExecution) -> Submitted | Duplicate:
+    """Budgets and quotas are found by the very names that the body says, or else by the form of a
+    uuid that these routes give them."""
+    try:
+        return await engine.executions.submit(read_submission(data))
+    except NotFound:
+        named = with_canonical_names(data.policy)
+        if named == data.policy:
+            raise
+        return await engine.executions.submit(read_submission(replace(data, policy=named)))
+
+
 async def _admitted(engine: Engine, submitted: Submitted) -> Submitted:
     """The answer after its quotas were looked at: it waits for a worker if they have room."""
-    await engine.quotas.settle()
-    state = await engine.views.state(submitted.id)
-    return submitted if state is None else replace(submitted, state=state)
+    with suppress(FlowFabricError):  # it is created in any case
+        await engine.quotas.settle()
+        if (state := await engine.views.state(submitted.id)) is not None:
+            return replace(submitted, state=state)
+    return submitted
 
 
 async def _repeated(engine: Engine, data: CreateExecution, error: Invalid) -> Submitted | Duplicate:
     """The first answer to a body that is repeated, whatever is wrong with the rest of it. Without a
     kind it can only be a duplicate."""
     id = None if data.execution_id is None else read_id(data.execution_id)
-    named = Submission(kind="", namespace=data.namespace, key=data.idempotency_key, id=id)
+    named = Submission(
+        kind="", namespace=data.namespace, key=data.idempotency_key, id=id, policy=data.policy
+    )
     with suppress(Invalid):
         return await engine.executions.submit(named)
     raise error

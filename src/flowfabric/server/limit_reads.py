@@ -8,6 +8,7 @@ from litestar.params import FromPath
 from msgspec import Struct
 from msgspec.structs import replace
 
+from flowfabric.core.base.errors import NotFound
 from flowfabric.core.limit.budget import Budget
 from flowfabric.core.limit.quota import Quota
 from flowfabric.engine.limit.quotas import QuotaStatus
@@ -58,7 +59,12 @@ async def quota_status(
 ) -> Response[dict[str, Any]]:
     """How full a quota is, altogether and for its fullest keys."""
     check_everywhere(caller_of(request))
-    return respond(_status(await engine_of(request).quotas.status(canonical_uuid(name))))
+    quotas = engine_of(request).quotas
+    try:
+        found = await quotas.status(name)
+    except NotFound:
+        found = await quotas.status(canonical_uuid(name))
+    return respond(_status(found))
 
 
 def _budget(budget: Budget) -> dict[str, Any]:

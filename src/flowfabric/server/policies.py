@@ -111,12 +111,17 @@ def _fallback(value: Any) -> Any:
     return value
 
 
-def _budgets(value: Any) -> Any:
-    return [canonical_uuid(each) for each in value] if isinstance(value, list) else value
-
-
-def _uses(value: Any) -> Any:
-    return [_use(each) for each in value] if isinstance(value, list) else value
+def with_canonical_names(given: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The policy with the names that budgets and quotas of these routes have, where it names them
+    by a uuid in another form."""
+    if given is None:
+        return None
+    named = dict(given)
+    if isinstance(budgets := given.get("budget_ids"), list):
+        named["budget_ids"] = [canonical_uuid(each) for each in budgets]
+    if isinstance(uses := given.get("quotas"), list):
+        named["quotas"] = [_use(each) for each in uses]
+    return named
 
 
 def _use(value: Any) -> Any:
@@ -127,6 +132,4 @@ def _use(value: Any) -> Any:
 
 _READERS: dict[str, Callable[[Any], Any]] = {
     "fallback_policy": _fallback,
-    "budget_ids": _budgets,
-    "quotas": _uses,
 }

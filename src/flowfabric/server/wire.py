@@ -139,6 +139,7 @@ def _from_query(type: Any, connection: Any, member: str, body: bytes, find: Find
         for name, text in values.items():
             if text.startswith("{") and name in ("tags", "policy"):
                 values[name] = json.loads(text, object_pairs_hook=_unique)
+                json.dumps(values[name], ensure_ascii=False).encode()  # no lone surrogates
         found = msgspec.convert({**values, member: ""}, type, strict=False)
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
         raise BodyError(422, str(error)) from None

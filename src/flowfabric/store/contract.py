@@ -148,9 +148,9 @@ class SubmissionStore(Protocol):
         whose window has passed is taken over."""
 
     async def known(
-        self, id: UUID, namespace: str, key: str | None, now: Millis
+        self, id: UUID | None, namespace: str, key: str | None, now: Millis
     ) -> ExecutionId | None:
-        """The execution that a submission with this id and key finds, as `submit` does; None if it
+        """The execution that a submission with this id or key finds, as `submit` does; None if it
         would create one."""
 
     async def inbox(self, uuids: Sequence[UUID] | None, limit: int) -> list[InboxEntry]:

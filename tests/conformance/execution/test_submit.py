@@ -29,6 +29,7 @@ from flowfabric.core.execution.status import (
     Vector,
 )
 from flowfabric.core.execution.submission import Duplicate, Submission, Submitted
+from flowfabric.core.limit.quota import Quota
 from flowfabric.store.queries import Query
 from tests.kit.lab import W1, Lab
 
@@ -243,6 +244,28 @@ async def test_a_repeat_is_a_duplicate_whatever_is_wrong_with_the_rest(
         with pytest.raises(FlowFabricError):
             await submit(lab, **fresh, **wrong)
     assert await listed(lab) == [solo()]
+
+
+async def test_a_repeat_with_the_same_fresh_id_gets_the_first_answer_without_its_quota(
+    lab: Lab,
+) -> None:
+    await lab.engine.quotas.define(Quota(name="q", concurrency=1))
+    asked = Submission(kind="job", policy={"quotas": [{"quota": "q", "key": ""}]})
+    first = await lab.engine.executions.submit(asked, fresh=OTHER)
+    await lab.engine.quotas.delete("q")
+    await lab.engine.settle()
+    again = await lab.engine.executions.submit(asked, fresh=OTHER)
+    assert again == Submitted(first.id, PublicState.WAITING)
+    with pytest.raises(NotFound):
+        await lab.engine.executions.submit(asked, fresh=SOME)
+
+
+async def test_a_policy_without_a_window_has_no_key(lab: Lab) -> None:
+    """§1.9: a window of zero switches keys off, also where the rest is wrong."""
+    await lab.submit(key="k")
+    gone = {"dedup_window_ms": 0, "quotas": [{"quota": "gone", "key": ""}]}
+    with pytest.raises(NotFound):
+        await submit(lab, key="k", policy=gone)
 
 
 async def test_a_key_whose_window_has_passed_excuses_nothing(lab: Lab) -> None:

@@ -141,8 +141,10 @@ def stage(
 
 def pass_result(flow: Flow, now: Millis, edge: Edge, downstream: Snapshot | None) -> FlowChange:
     """The flow with `edge`, which was staged without an input, passing the result of its upstream
-    as `edge.input`: to every attempt of the downstream that starts from now on."""
+    as `edge.input`. A downstream that has begun keeps the input that it began with."""
     downstream = _member(flow, downstream)
+    if downstream.attempts_made:
+        return FlowChange(flow, flow, guards=(downstream,))
     join = downstream.life.join or Join()
     if join.inputs:
         return FlowChange(flow, flow, guards=(downstream,), passing=(edge,))

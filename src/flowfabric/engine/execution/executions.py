@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain, repeat
 from typing import Any, Literal
 from uuid import UUID
@@ -35,6 +36,7 @@ from flowfabric.core.execution.operator import (
     Replayed,
     Unblocked,
 )
+from flowfabric.core.execution.policy import parse_policy
 from flowfabric.core.execution.status import public_state
 from flowfabric.core.execution.step_order import check_reference
 from flowfabric.core.execution.submission import (
@@ -64,7 +66,6 @@ from flowfabric.store.rows.record import FLOWS
 _CHUNK = 2_000
 _OPERATOR = Owner(source=Source.OPERATOR)
 _AS_IT_IS = ForkChanges()
-_NO_ID = UUID(int=0)
 TRIGGERS = frozenset({"signal", "operator", "auto_resume"})
 
 
@@ -95,8 +96,8 @@ class Executions(Service):
             await self._context.known_limits.check(creation.snapshot.execution.rules)
         except (Invalid, NotFound):
             # A repeat gets the first answer, although a quota may be gone by now.
-            if (found := await _duplicate_of(self._context, checked)) is not None:
-                return Duplicate(found)
+            if (first := await _first_answer(self._context, checked, fresh)) is not None:
+                return first
             raise
         return await self.put(creation)
 
@@ -312,17 +313,35 @@ class Executions(Service):
         ]
 
 
-async def _duplicate_of(context: EngineContext, submission: Submission) -> ExecutionId | None:
-    """The execution that has the key or the id of a submission, whatever else of it is wrong; None
-    if there is none."""
+async def _first_answer(
+    context: EngineContext, submission: Submission, fresh: UUID | None
+) -> Submitted | Duplicate | None:
+    """The answer to a submission whose key or id is known, whatever else of it is wrong; None if
+    neither is."""
     try:
         check_priority(submission.priority or 0)
         namespace = check_namespace(submission.namespace)
-        key = None if submission.key is None else check_key(submission.key)
-        id = _NO_ID if submission.id is None else ExecutionId(submission.id).uuid
+        key = None if _keeps_no_key(submission) else check_key(submission.key)
+        given = None if submission.id is None else ExecutionId(submission.id).uuid
     except Invalid:
         return None
-    return await context.store.known(id, namespace, key, context.store.clock.now())
+    id = fresh if given is None else given
+    if id is None and key is None:
+        return None
+    found = await context.store.known(id, namespace, key, context.store.clock.now())
+    if found is None or given is not None or found.uuid != fresh:
+        return None if found is None else Duplicate(found)
+    snapshot = (await context.store.load([found.uuid])).get(found.uuid)
+    return None if snapshot is None else Submitted(found, public_state(snapshot))
+
+
+def _keeps_no_key(submission: Submission) -> bool:
+    """Whether there is no key, or a policy that can be read switches keys off."""
+    if submission.key is None or submission.policy is None:
+        return submission.key is None
+    with suppress(Invalid):
+        return parse_policy(submission.policy).dedup_window_ms <= 0
+    return False
 
 
 def prepared(context: EngineContext, creation: Creation) -> Creation:

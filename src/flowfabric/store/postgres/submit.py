@@ -133,7 +133,7 @@ async def _known(
 
 
 async def known(
-    session: PostgresSession, id: UUID, namespace: str, key: str | None, now: Millis
+    session: PostgresSession, id: UUID | None, namespace: str, key: str | None, now: Millis
 ) -> ExecutionId | None:
     rows = await session.fetch(session.load, "known_executions", [id], [namespace], [key], now)
     return _execution_id(*rows[0][1:4]) if rows else None

@@ -50,10 +50,12 @@ def _known(
 
 
 def known(
-    session: SqliteSession, id: UUID, namespace: str, key: str | None, now: Millis
+    session: SqliteSession, id: UUID | None, namespace: str, key: str | None, now: Millis
 ) -> ExecutionId | None:
     holder = None if key is None else _holder(session, namespace, key, now)
-    return holder or _by_id(session, [id.bytes]).get(id.bytes)
+    if holder is not None or id is None:
+        return holder
+    return _by_id(session, [id.bytes]).get(id.bytes)
 
 
 def _by_id(session: SqliteSession, ids: Sequence[bytes]) -> dict[bytes, ExecutionId]:

@@ -10,7 +10,6 @@ import flowfabric
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.retry import Category
-from flowfabric.worker.codec import Undecodable
 from flowfabric.worker.errors import Fail, Retry
 
 MAX_TRACE = 16_384
@@ -46,18 +45,14 @@ class Raised(Struct, frozen=True):
 
 def _category(error: BaseException) -> Category:
     """What an exception says about retries: the handler's own decision, if it made one."""
-    if isinstance(error.__cause__, SystemExit | KeyboardInterrupt):  # of a thread
-        return Category.HANDLER_PANIC
     match error:
-        case Undecodable():
-            return Category.UNDECODABLE
         case Fail() | Invalid():
             return Category.PERMANENT
         case Retry():
             return Category.TRANSIENT
-        case Exception():
+        case Exception() if not isinstance(error.__cause__, SystemExit | KeyboardInterrupt):
             return Category.HANDLER_ERROR
-        case _:
+        case _:  # threads wrap what would end the event loop
             return Category.HANDLER_PANIC
 
 
