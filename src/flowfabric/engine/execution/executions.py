@@ -323,13 +323,14 @@ async def _first_answer(
         namespace = check_namespace(submission.namespace)
         key = None if _keeps_no_key(submission) else check_key(submission.key)
         given = None if submission.id is None else ExecutionId(submission.id).uuid
+        made = None if fresh is None else parse_uuid(fresh, "fresh id")
     except Invalid:
         return None
-    id = fresh if given is None else given
+    id = made if given is None else given
     if id is None and key is None:
         return None
     found = await context.store.known(id, namespace, key, context.store.clock.now())
-    if found is None or given is not None or found.uuid != fresh:
+    if found is None or given is not None or found.uuid != made:
         return None if found is None else Duplicate(found)
     snapshot = (await context.store.load([found.uuid])).get(found.uuid)
     return None if snapshot is None else Submitted(found, public_state(snapshot))
