@@ -160,31 +160,24 @@ def issue_reclaim_grant(
 ) -> "Change[Granted | NotReclaimable | ReclaimCapExceeded]":
     """Reserves a lost execution for one worker; an expired lease is first marked as lost."""
     snapshot = present(snapshot)
-    match snapshot.state:
-        case Active(lease=lease) if lease.expires_at <= now:
-            expired = lose(snapshot, now, lease, revoked=False)
-            lost = present(expired.after)
-            grant = _grant_lost(lost, now, grantee, cap)
-            events, attempts = expired.events, expired.attempts
-            return Change(grant.outcome, snapshot, grant.after or lost, events, attempts)
-        case Lost():
-            return _grant_lost(snapshot, now, grantee, cap)
-        case _:
-            return unchanged(NotReclaimable(f"{snapshot.run} is not lost"))
+    expired = _expiry(snapshot, now)
+    lost = present(expired.after)
+    if not isinstance(lost.state, Lost):
+        return unchanged(NotReclaimable(f"{lost.run} is not lost"))
+    grant = _grant_lost(lost, now, grantee, cap)
+    if lost is snapshot:
+        return grant
+    events, attempts = expired.events, expired.attempts
+    return Change(grant.outcome, snapshot, grant.after or lost, events, attempts)
 
 
 def check_reclaimable(
     snapshot: Snapshot | None, now: Millis, cap: int | None = None
 ) -> "Change[NotReclaimable | ReclaimCapExceeded | None]":
     """What refuses a reclaim grant to every worker; None if nothing does."""
-    snapshot = present(snapshot)
-    match snapshot.state:
-        case Active(lease=lease) if lease.expires_at <= now:
-            lost = present(lose(snapshot, now, lease, revoked=False).after)
-        case Lost():
-            lost = snapshot
-        case _:
-            return unchanged(NotReclaimable(f"{snapshot.run} is not lost"))
+    lost = present(_expiry(present(snapshot), now).after)
+    if not isinstance(lost.state, Lost):
+        return unchanged(NotReclaimable(f"{lost.run} is not lost"))
     return unchanged(ReclaimCapExceeded(lost.reclaims) if _over(lost, cap) else None)
 
 
@@ -328,6 +321,15 @@ def _is_of_key(snapshot: Snapshot, taking: Taking) -> bool:
     """Whether the grant has the presented key; True if none was presented."""
     grant = snapshot.life.grant
     return taking.grant is None or (grant is not None and grant.id == taking.grant)
+
+
+def _expiry(snapshot: Snapshot, now: Millis) -> "Change[object]":
+    """The change that marks a lease as lost that has expired; otherwise one to the same state."""
+    match snapshot.state:
+        case Active(lease=lease) if lease.expires_at <= now:
+            return lose(snapshot, now, lease, revoked=False)
+        case _:
+            return Change(None, snapshot, snapshot)
 
 
 def _grant_lost(

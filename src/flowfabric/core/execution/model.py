@@ -266,9 +266,7 @@ class Execution(Struct, frozen=True, gc=False):
 
     @property
     def id(self) -> ExecutionId:
-        if self.flow is not None:
-            return ExecutionId.member(self.flow, self.uuid)
-        return ExecutionId.solo(self.route.lane, self.uuid)
+        return ExecutionId.of(self.partition, self.uuid)
 
     @property
     def partition(self) -> int:

@@ -259,10 +259,9 @@ class Attempts(Service):
         state_value: bytes | None = None,
     ) -> None:
         if isinstance(owned, Claim):
-            now, lease = owned.snapshot, owned.lease
-            held = SideWrite(
-                now.execution.uuid, lease.id, now.head.epoch, progress, step, state_value
-            )
+            snapshot, lease = owned.snapshot, owned.lease
+            uuid, epoch = snapshot.execution.uuid, snapshot.head.epoch
+            held = SideWrite(uuid, lease.id, epoch, progress, step, state_value)
             if await self._notes.put(held):
                 return
         id, owner = self.unpack(owned)

@@ -90,13 +90,12 @@ class Executions(Service):
         """Creates an execution. If the key or id exists, returns `Duplicate` and changes nothing.
         `fresh` is a new id that the caller has made before its first try: a repeat with the same
         one gets the first answer."""
-        checked = check_kind_of(submission, Submission, "submission")
         try:
-            creation = self._create(checked, fresh)
+            creation = self._create(submission, fresh)
             await self._context.known_limits.check(creation.snapshot.execution.rules)
         except (Invalid, NotFound):
             # A repeat gets the first answer, although a quota may be gone by now.
-            if (first := await _first_answer(self._context, checked, fresh)) is not None:
+            if (first := await _first_answer(self._context, submission, fresh)) is not None:
                 return first
             raise
         return await self.put(creation)
@@ -111,10 +110,7 @@ class Executions(Service):
             raise Invalid(f"submissions must be a list, not {type(submissions).__name__}")
         given = [parse_uuid(id, "fresh id") for id in check_items(fresh, "fresh")]
         pairs = zip(submissions, chain(given, repeat(None)), strict=False)
-        creations = deque(
-            self._create(check_kind_of(submission, Submission, "submission"), id)
-            for submission, id in pairs
-        )
+        creations = deque(self._create(submission, id) for submission, id in pairs)
         for creation in creations:
             await self._context.known_limits.check(creation.snapshot.execution.rules)
         answers: list[Submitted | Duplicate] = []
@@ -298,7 +294,8 @@ class Executions(Service):
 
     def _create(self, submission: Submission, fresh: UUID | None = None) -> Creation:
         now = self._now()
-        return create(submission, _new_id(self._context.ids, fresh, now), now)
+        checked = check_kind_of(submission, Submission, "submission")
+        return create(checked, _new_id(self._context.ids, fresh, now), now)
 
     async def _flush_creations(self, creations: list[Creation]) -> list[Any]:
         found = await self._context.store.submit(creations, self._now())
@@ -319,6 +316,7 @@ async def _first_answer(
     """The answer to a submission whose key or id is known, whatever else of it is wrong; None if
     neither is."""
     try:
+        check_kind_of(submission, Submission, "submission")
         check_priority(submission.priority or 0)
         namespace = check_namespace(submission.namespace)
         key = None if _keeps_no_key(submission) else check_key(submission.key)
