@@ -4,7 +4,6 @@ A key that was rotated out goes on verifying for a while. Other processes follow
 a second; one that meets a key it does not know looks at once.
 """
 
-import asyncio
 import logging
 import secrets
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from flowfabric.core.wait.keyring import (
 )
 from flowfabric.engine.access.audit import Audit
 from flowfabric.engine.commit.records import change, find
+from flowfabric.engine.commit.shared_read import SharedRead
 from flowfabric.store.contract import Store
 from flowfabric.store.rows.record import KEYRING, ONLY, SealedKeyring
 
@@ -50,7 +50,7 @@ class Ring:
         self._make = make
         self._known = EMPTY_RING
         self._read_at: Millis | None = None
-        self._reading: asyncio.Event | None = None
+        self._reading = SharedRead()
 
     def now(self) -> Millis:
         return self._store.clock.now()
@@ -59,20 +59,16 @@ class Ring:
         """The ring, at most a second old."""
         if fresh or self._is_old():
             asked_at = self.now()
-            while self._reading is not None:  # a thousand senders at once read it once
-                await self._reading.wait()  # not a lock, which would let them go one by one
-            if self._is_old() or (fresh and not self._was_read_since(asked_at)):
-                await self._read()
+
+            def needed() -> bool:
+                return self._is_old() or (fresh and not self._was_read_since(asked_at))
+
+            await self._reading.when(needed, self._read)  # once for a thousand senders
         return self._known
 
     async def _read(self) -> None:
-        self._reading = read = asyncio.Event()
-        try:
-            now = self.now()
-            self._know(_opened(await find(self._store, KEYRING, ONLY)), now)
-        finally:
-            self._reading = None
-            read.set()
+        now = self.now()
+        self._know(_opened(await find(self._store, KEYRING, ONLY)), now)
 
     def _is_old(self) -> bool:
         age = None if self._read_at is None else self.now() - self._read_at

@@ -20,6 +20,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Start
 from flowfabric.core.execution.step import Recorded, Step, TryName
 from flowfabric.core.execution.step_order import LOOSE, SKIPPED
+from flowfabric.engine.commit.shared_read import SharedRead
 from flowfabric.engine.engine import Engine
 from flowfabric.worker.errors import LOST, StepsChanged, Unwind
 from flowfabric.worker.run.branches import (
@@ -74,7 +75,7 @@ class Journal:
         self._tries: dict[tuple[str, int], dict[int, Recorded]] = {}
         first = self._claim.lease.start is Start.INITIAL and not life.seeded
         self._loaded = first and not again
-        self._loading: asyncio.Event | None = None
+        self._loading = SharedRead()
         self.patches = Patches()
 
     async def recorded(self, place: StepPlace, *, begins: bool = True) -> Recorded | None:
@@ -243,21 +244,15 @@ class Journal:
 
     async def load(self) -> None:
         """Reads what earlier calls of the handler have recorded, once."""
-        while self._loading is not None:
-            await self._loading.wait()
-        if self._loaded:
-            return
-        self._loading = read = asyncio.Event()
-        try:
-            self._learn(
-                await until_available(
-                    partial(self._engine.attempts.steps, self._claim.uuid, self.generation),
-                    give_up=self._halt.__bool__,
-                )
+        await self._loading.when(lambda: not self._loaded, self._read)
+
+    async def _read(self) -> None:
+        self._learn(
+            await until_available(
+                partial(self._engine.attempts.steps, self._claim.uuid, self.generation),
+                give_up=self._halt.__bool__,
             )
-        finally:
-            self._loading = None
-            read.set()
+        )
 
     def _learn(self, steps: Iterable[Step]) -> None:
         for step in steps:
