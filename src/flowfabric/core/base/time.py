@@ -6,6 +6,7 @@ A moment is milliseconds since the Unix epoch; a span is a duration. Callers wri
 
 import math
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import NewType
 
@@ -29,6 +30,15 @@ _SPAN = re.compile(
     r"(?:([0-9]{1,15})s)?(?:([0-9]{1,15})ms)?"
 )
 _UNITS = (86_400_000, 3_600_000, 60_000, 1000, 1)
+
+
+def earliest(moments: Iterable[Millis | None]) -> Millis | None:
+    """The first of the moments that are set; None if none is."""
+    first: Millis | None = None
+    for at in moments:
+        if at is not None and (first is None or at < first):
+            first = at
+    return first
 
 
 def parse_span(value: object, what: str) -> Millis:

@@ -23,7 +23,7 @@ from flowfabric.core.base.ids import (
     is_home,
     lane_partition,
 )
-from flowfabric.core.base.time import Millis
+from flowfabric.core.base.time import Millis, earliest
 from flowfabric.core.execution.cleaning import Cleanup
 from flowfabric.core.execution.granted import GivenAttempt, Grant
 from flowfabric.core.execution.mismatch import CodeBlock
@@ -457,10 +457,7 @@ class Snapshot(Struct, frozen=True, gc=False):
             end = self.deadline_at if int(self.head.flags) & _DEADLINE else None
         if life.waits is None or not life.waits.pending:
             return end
-        expiry = life.waits.next_expiry
-        if end is None or expiry is None:
-            return end if expiry is None else expiry
-        return min(end, expiry)
+        return earliest((end, life.waits.next_expiry))
 
     @property
     def attempts_made(self) -> int:

@@ -16,7 +16,7 @@ from uuid import UUID
 from msgspec import Struct, field
 
 from flowfabric.core.base.document import Document
-from flowfabric.core.base.time import Millis
+from flowfabric.core.base.time import Millis, earliest
 from flowfabric.core.flow.join import EdgeState
 
 MAX_SIGNALS = 10_000
@@ -256,12 +256,7 @@ class Suspension(Document, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def due_at(self) -> Millis | None:
         """When it must be looked at: the first of its timeouts, or `until`."""
-        first = self.until
-        for arm in self.arms:
-            at = arm.timeout_at
-            if at is not None and (first is None or at < first):
-                first = at
-        return first
+        return earliest([self.until, *[arm.timeout_at for arm in self.arms]])
 
 
 class Closed(Struct, frozen=True, omit_defaults=True):
@@ -306,12 +301,7 @@ class Waits(Document, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def next_expiry(self) -> Millis | None:
         """When the first pending waitpoint runs out."""
-        first: Millis | None = None
-        for each in self.pending:
-            at = each.expires_at
-            if at is not None and (first is None or at < first):
-                first = at
-        return first
+        return earliest([each.expires_at for each in self.pending])
 
 
 NO_WAITS = Waits()

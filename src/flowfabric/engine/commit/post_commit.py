@@ -7,7 +7,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from flowfabric.core.base.time import Millis
+from flowfabric.core.base.time import Millis, earliest
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.code import ReleasedToCode
 from flowfabric.core.execution.model import (
@@ -112,7 +112,7 @@ class PostCommit:
             Commit(
                 ready=any(isinstance(each.state, Ready) for each in found),
                 limited=tuple(limited),
-                due_at=_earliest(due),
+                due_at=earliest(due),
             )
         )
 
@@ -177,12 +177,8 @@ class _Effects:
             unleased=tuple(self._unleased),
             signalled=self._signalled,
             closed=tuple(self._closed),
-            due_at=_earliest(self._due),
+            due_at=earliest(self._due),
         )
-
-
-def _earliest(moments: Iterable[Millis | None]) -> Millis | None:
-    return min((at for at in moments if at is not None), default=None)
 
 
 def _due_at(snapshot: Snapshot) -> Millis | None:

@@ -3,7 +3,7 @@
 import logging
 
 from flowfabric.core.base.errors import Corruption, FlowFabricError
-from flowfabric.core.base.time import Millis
+from flowfabric.core.base.time import Millis, earliest
 from flowfabric.core.execution.model import Gate, Snapshot
 from flowfabric.core.limit.release import forgotten_at
 from flowfabric.engine.commit.background import Background
@@ -66,7 +66,7 @@ class LimitSweep(Service):
     async def next_at(self) -> Millis | None:
         """When time alone makes room: a rate, or a reset."""
         moments = [self.opens_at, await self.resets_at()]
-        return min((at for at in moments if at is not None), default=None)
+        return earliest(moments)
 
     @property
     def opens_at(self) -> Millis | None:
