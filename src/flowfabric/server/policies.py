@@ -5,7 +5,6 @@ count has 32 bits and a duration 64. Clients write the largest number where they
 a number that the engine cannot hold becomes the largest one that it can.
 """
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct, ValidationError, convert
@@ -90,8 +89,8 @@ def read_policy(given: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _member(name: str, value: Any) -> Any:
-    if name in _READERS:
-        value = _READERS[name](value)
+    if name == "fallback_policy":
+        _check_fallback(value)
     if name in _NESTED and isinstance(value, dict):
         return {each: _member(each, inner) for each, inner in value.items()}
     if type(value) is not int:
@@ -103,12 +102,11 @@ def _member(name: str, value: Any) -> Any:
     return value
 
 
-def _fallback(value: Any) -> Any:
+def _check_fallback(value: Any) -> None:
     try:
         convert({"fallback_policy": value}, KnownPolicy)
     except ValidationError as error:
         raise InvalidPolicy(f"malformed: {error}") from None
-    return value
 
 
 def with_canonical_names(given: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -128,8 +126,3 @@ def _use(value: Any) -> Any:
     if not isinstance(value, dict) or "quota" not in value:
         return value
     return {**value, "quota": canonical_uuid(value["quota"])}
-
-
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "fallback_policy": _fallback,
-}

@@ -50,6 +50,11 @@ def class_of(category: str) -> str:
     return _CLASSES.get(category, category)
 
 
+def is_final(category: str) -> bool:
+    """Whether no policy can make such a failure be retried."""
+    return class_of(category) in (Category.PERMANENT, Category.CANCELLED)
+
+
 def _in_milliseconds(backoff: Document, *names: str) -> None:
     """Converts durations given as text; the policy checks everything else."""
     for name in names:
@@ -115,11 +120,10 @@ def may_retry(policy: RetryPolicy | None, retries: int, category: str) -> bool:
     Permanent failures and cancels are never retried; without a policy, nothing is. A policy that
     names the class of a category (`transient`) means the category (`handler_error`) as well.
     """
-    kind = class_of(category)
-    if policy is None or kind in (Category.PERMANENT, Category.CANCELLED):
+    if policy is None or is_final(category):
         return False
     wanted = policy.retryable_categories
-    if wanted and category not in wanted and kind not in wanted:
+    if wanted and category not in wanted and class_of(category) not in wanted:
         return False
     return retries < policy.max_retries
 

@@ -10,7 +10,7 @@ from flowfabric.core.base.errors import FenceRequired, Invalid, NotFound
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.attempt import CleaningUp, Delayed, RetryScheduled, TerminalFailed
 from flowfabric.core.execution.model import Failure
-from flowfabric.core.execution.retry import Category, class_of
+from flowfabric.core.execution.retry import is_final
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Recorded, Step
 from flowfabric.core.execution.step_order import check_step_name
@@ -77,8 +77,7 @@ def _failure(data: bodies.FailRun) -> Failure:
     category = data.category
     if category is None:
         category = "permanent" if data.retryable is False else "transient"
-    final = class_of(category) in (Category.PERMANENT, Category.CANCELLED)
-    if data.retryable is not None and data.retryable is final:
+    if data.retryable is not None and data.retryable is is_final(category):
         raise Invalid(f"retryable {data.retryable} contradicts the category {category}")
     details = json_text(data.details)
     if details is not None and details.startswith(b'"'):
