@@ -4,6 +4,7 @@ signals and dedup records. Nothing else may be touched, so that there is nothing
 beforehand."""
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 from uuid import UUID
 
@@ -14,6 +15,7 @@ from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.execution import (
     COLUMNS,
     EVENT,
+    STEP,
     Names,
     Row,
     StateTable,
@@ -34,15 +36,17 @@ _BESIDE = {
     (StateTable.LEASE, StateTable.PARKED): "suspended_directly",
     (StateTable.LEASE, StateTable.LEASE): "held_directly",
 }
-_SHARED_BESIDE = {
-    (StateTable.PARKED, StateTable.READY): (1, 2, 3, 4, 5, 6, 8, 10, 14),
-    (StateTable.LEASE, StateTable.PARKED): (1, 2, 3, 4, 5, 6, 9, 11, 14, 15),
-    (StateTable.LEASE, StateTable.LEASE): (1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 14, 16, 17),
+_SHARED_STATE = {
+    StateTable.READY: ("route", "held_until"),
+    StateTable.PARKED: ("gate", "since"),
+    StateTable.LEASE: ("claim", "worker", "started_at", "expires_at", "route"),
 }
-_SHARED_EVENT_BESIDE = (1, 2, 3, 4, 5)
-_SHARED_STEP = (1, 2, 3, 4)
+"""Beside most of the head and what is compared: what changes of the same moment often share."""
+_SHARED_HEAD = ("version", "epoch", "rank", "flags", "attempt", "start")
+_SHARED_EVENT_BESIDE = tuple(map(EVENT.index, ("at", "kind", "epoch", "attempt", "worker")))
+_SHARED_STEP = tuple(map(STEP.index, ("generation", "name", "occurrence", "position")))
 _SHARED_SIGNAL = (1,)
-"""Columns of `_BESIDE` that changes of the same moment often have in common."""
+"""The number."""
 _STEP_WIDTH, _WAITPOINT_WIDTH, _SIGNAL_WIDTH, _DEDUP_WIDTH = 6, 3, 5, 4
 _SHARED_ENDING = (1, 2, 4, 6, 7, 8, 9, 10, 16)
 _SHARED_EVENT = (1, 2, 3, 6)
@@ -90,8 +94,17 @@ def _values_beside(moves: Sequence[RowMove], names: Names) -> list[Any]:
         *without_ids(columns(beside.waitpoints, _WAITPOINT_WIDTH), own),
         *without_ids(columns(beside.signals, _SIGNAL_WIDTH, _SHARED_SIGNAL), own),
         *without_ids(columns(beside.dedup, _DEDUP_WIDTH), own),
-        *columns(rows, len(rows[0]), _SHARED_BESIDE[moves[0].origin, moves[0].target]),
+        *columns(rows, len(rows[0]), _shared(moves[0].target, len(rows[0]))),
     ]
+
+
+@cache
+def _shared(target: StateTable, width: int) -> tuple[int, ...]:
+    """The columns of such rows that are sent once if all are the same: those named above, and what
+    is compared, which follows the columns of the table."""
+    columns = COLUMNS[target]
+    named = map(columns.index, (*_SHARED_HEAD, *_SHARED_STATE[target]))
+    return (*named, *range(len(columns), width))
 
 
 def _compared(move: RowMove) -> Row:
