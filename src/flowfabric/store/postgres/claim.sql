@@ -80,11 +80,12 @@ leased as (
     from given_out t
 ),
 told as (
-    -- claimed, or resumed (continue), or reclaimed; what is spent is taken to be given up
-    insert into {schema}.event (id, at, kind, epoch, attempt, worker)
+    -- claimed, or resumed (continue), or reclaimed; what is spent is taken to be given up. Without
+    -- nulls a row is eight bytes smaller: empty is none.
+    insert into {schema}.event (id, at, kind, epoch, attempt, worker, detail, namespace)
     select
         t.id, $2, case t.start when 4 then 2 when 3 then 3 else 1 end, t.epoch + 1, t.attempt,
-        t.worker
+        t.worker, ''::bytea, ''
     from given_out t
     where t.flags & 128 = 0
     order by t.rank, t.id

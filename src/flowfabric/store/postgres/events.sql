@@ -29,7 +29,7 @@ where l.locktype = 'relation' and l.mode = 'RowExclusiveLock'
     and (
         $4::text is null
         or coalesce(
-            v.namespace, (select r.namespace from {schema}.route r where r.number = e.route)
+            nullif(v.namespace, ''), (select r.namespace from {schema}.route r where r.number = e.route)
         ) = $4
     )
     and (
@@ -44,7 +44,7 @@ limit $7
 select
     v.seq, v.id, v.at, v.kind, v.epoch, v.attempt, v.worker, v.detail, e.route, e.flow, v.namespace
 from {schema}.event v left join {schema}.execution e on e.id = v.id
-where v.seq > $1 and v.seq <= $2 and (e.id is not null or v.namespace is not null)
+where v.seq > $1 and v.seq <= $2 and (e.id is not null or v.namespace <> '')
     -- include: wanted_events
 
 -- name: events_of

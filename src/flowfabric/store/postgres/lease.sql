@@ -57,8 +57,10 @@ settled as (
     from ended e
 ),
 told as (
-    insert into {schema}.event (id, at, kind, epoch, attempt, worker, detail)
-    select e.id, e.event_at, e.kind, e.epoch, e.attempt, e.worker, e.detail
+    -- without nulls, as those of claims
+    insert into {schema}.event (id, at, kind, epoch, attempt, worker, detail, namespace)
+    select
+        e.id, e.event_at, e.kind, e.epoch, e.attempt, e.worker, coalesce(e.detail, ''::bytea), ''
     from ended e where e.kind is not null
 ),
 told_more as (

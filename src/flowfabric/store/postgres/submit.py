@@ -51,7 +51,9 @@ async def submit(
     found: Answers = {}
     for answers in await divide(ordered, partial(_send, session, now)):
         found.update(answers)
-    return [found[creation.snapshot.execution.uuid] for creation in creations]
+    if not any(found.values()):
+        return [None] * len(creations)  # most batches: all are new
+    return [found[_uuid(creation)] for creation in creations]
 
 
 async def _send(
@@ -71,8 +73,10 @@ async def _create(
     answers: Answers = {}
     rest = creations
     for _ in range(MAX_ROUNDS):
-        for uuid in await _insert(session, connection, rest, now, repeated):
-            answers[uuid] = None
+        made = await _insert(session, connection, rest, now, repeated)
+        answers.update(dict.fromkeys(made))
+        if len(answers) == len(creations):
+            return answers
         rest = [creation for creation in rest if _uuid(creation) not in answers]
         if rest:
             answers |= await _known(session, connection, rest, now, repeated)

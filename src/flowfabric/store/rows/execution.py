@@ -344,10 +344,10 @@ def read_snapshot(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID])
 
 def read_event(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID]) -> StoredEvent:
     """Columns: seq, then EVENT, then the execution's route and flow, and the namespace of an event
-    that has no execution."""
+    that has no execution. An empty detail or namespace is none."""
     seq, id, at, kind, epoch, attempt, worker, detail, route_number, flow, namespace = row
-    members = None if detail is None else msgspec.json.decode(detail)
-    if namespace is not None:
+    members = msgspec.json.decode(detail) if detail else None
+    if namespace:
         return _read_registry_event(seq, at, EventKind(kind), namespace, members or {})
     route = names.routes[route_number]
     key, flow_id = uuid(id), None if flow is None else uuid(flow)
