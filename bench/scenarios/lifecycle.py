@@ -62,6 +62,8 @@ class ClosedLoop:
         self._lane = lane
         self._waiting: dict[Any, asyncio.Future[None]] = {}
         self._latencies: list[float] = []
+        self._running: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Event()
 
     async def run(self, seconds: float) -> Closed:
         began = time.perf_counter()
@@ -83,25 +85,27 @@ class ClosedLoop:
 
     async def _claim(self) -> None:
         worker = WorkerIdentity("bench", self._lane)
-        running: set[asyncio.Task[None]] = set()
         while True:
-            room = self._concurrency - len(running)
-            if room <= 0:
-                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                continue
+            while (room := self._concurrency - len(self._running)) <= 0:
+                self._room.clear()
+                await self._room.wait()
             claims = await self._engine.claims.claim(
                 worker, lanes=[self._lane], limit=room, max_wait=0.5
             )
             for claim in claims:
                 job = asyncio.create_task(self._finish(claim))
-                running.add(job)
-                job.add_done_callback(running.discard)
+                self._running.add(job)
+                job.add_done_callback(self._finished)
 
     async def _finish(self, claim: Claim) -> None:
         await self._engine.attempts.complete(claim, RESULT)
         future = self._future(claim.id)
         if not future.done():
             future.set_result(None)
+
+    def _finished(self, job: "asyncio.Task[None]") -> None:
+        self._running.discard(job)
+        self._room.set()
 
     def _future(self, id: Any) -> "asyncio.Future[None]":
         found = self._waiting.get(id)

@@ -81,12 +81,13 @@ class Batcher(Generic[Item, Answer]):
             raise Overloaded(
                 f"{len(self._queue)} calls wait for the store ({self.name})", retry_after=0.1
             )
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._queue.append((item, future))
         if self._task is None:
             self._task = asyncio.create_task(
                 self._run(), name=f"flowfabric-{self.name}", context=detached()
             )
+        # The running loop could be asked for as well, but each time that is a call of the system.
+        future: asyncio.Future[Answer] = self._task.get_loop().create_future()
+        self._queue.append((item, future))
         return future
 
     @property

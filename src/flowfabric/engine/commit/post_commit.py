@@ -106,12 +106,12 @@ class PostCommit:
         found = tuple(snapshots)
         if (seen := watching()) is not None:
             seen.created(found)
-        due = [*map(_due_at, found), *(snapshot.deadline_at for snapshot in found)]
-        limited = (each.execution for each in found if _waits_for_limits(each))
+        waiting = [each for each in found if not isinstance(each.state, Ready)]
+        due = [*map(_due_at, waiting), *[each.deadline_at for each in found]]
         self.publish(
             Commit(
-                ready=any(isinstance(each.state, Ready) for each in found),
-                limited=tuple(limited),
+                ready=len(waiting) < len(found),
+                limited=tuple(each.execution for each in waiting if _waits_for_limits(each)),
                 due_at=earliest(due),
             )
         )

@@ -320,7 +320,8 @@ async def _flush_ends(
     following = await downstreams.after(changes, now)
     more = (following.changes,) if following.changes else ()
     written = await context.store.end(changes, now, *more)
-    ended = [_uuid(change) in written for change in changes]
+    all_ended = not more and len(written) == len(changes)
+    ended = [all_ended or _uuid(change) in written for change in changes]
     released = [each.change for each in following.changes if _uuid(each.change) in written]
     context.post_commit.applied(
         [*compress(changes, ended), *released],
@@ -361,8 +362,8 @@ def _flow(change: Change[object]) -> UUID:
     return flow
 
 
-def _change_keys(change: Change[object]) -> tuple[UUID]:
-    return (_uuid(change),)
+def _change_keys(change: Change[object]) -> tuple[int]:
+    return (_uuid(change).int,)  # of a uuid, the hash is a call of Python
 
 
 def _change_weight(change: Change[object]) -> int:

@@ -365,8 +365,8 @@ def _outcome(creation: Creation, existing: ExecutionId | None) -> Submitted | Du
 def _creation_keys(creation: Creation) -> tuple[Hashable, ...]:
     execution = creation.snapshot.execution
     if creation.key is None:
-        return (execution.uuid,)
-    return (execution.uuid, (execution.route.namespace, creation.key))
+        return (execution.uuid.int,)
+    return (execution.uuid.int, (execution.route.namespace, creation.key))
 
 
 def _creation_weight(creation: Creation) -> int:
