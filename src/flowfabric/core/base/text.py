@@ -87,7 +87,7 @@ def check_tag_key(value: object) -> str:
 
 def check_tags(tags: object) -> dict[str, str]:
     """A copy of `tags` if every key and value is valid."""
-    if not isinstance(tags, Mapping):
+    if type(tags) is not dict and not isinstance(tags, Mapping):
         raise InvalidTag(f"tags must be a mapping, not {type(tags).__name__}")
     return {
         check_tag_key(key): check_text(value, f"tag {key}", limit=MAX_TAG_VALUE)

@@ -11,7 +11,15 @@ waits at the budget gate until the budget has room again.
 from collections.abc import Iterator
 
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Flags, Gate, Life, Next, Ready, Waiting
+from flowfabric.core.execution.model import (
+    EMPTY_LIFE,
+    Flags,
+    Gate,
+    Life,
+    Next,
+    Ready,
+    Waiting,
+)
 from flowfabric.core.execution.status import Blocking
 from flowfabric.core.flow.join import JoinState
 
@@ -29,6 +37,8 @@ _LIMITS = int(Flags.LIMITS)
 
 def admit(life: Life, next: Next, now: Millis, flags: Flags) -> Waiting | Ready:
     """The state at `now` of an execution that wants to run."""
+    if life is EMPTY_LIFE and not int(flags) & _LIMITS:
+        return Ready(next=next)  # most executions: nothing has happened to it yet
     for gate in closed(life, now, flags):
         return Waiting(gate=gate, next=next, due_at=_due_at(gate, life, now))
     return Ready(next=next)

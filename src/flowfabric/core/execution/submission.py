@@ -48,6 +48,8 @@ from flowfabric.core.execution.step import Step
 
 T = TypeVar("T")
 
+_NOTHING = (None,) * 7
+
 
 class Submission(Struct, frozen=True, kw_only=True):
     """A request to run a task. Only `kind` is required."""
@@ -168,6 +170,8 @@ def _execution(
 
 
 def _facts(submission: Submission, rules: Policy, now: Millis) -> Facts:
+    if _says_nothing(submission, rules):
+        return NO_FACTS
     deadline_at = _moment(submission.deadline_at, "deadline") or None  # zero is not set
     if deadline_at is None and rules.execution_deadline is not None:
         deadline_at = Millis(now + rules.execution_deadline)
@@ -184,6 +188,21 @@ def _facts(submission: Submission, rules: Policy, now: Millis) -> Facts:
         trace=None if submission.trace is None else check_trace(submission.trace),
     )
     return NO_FACTS if facts == NO_FACTS else facts
+
+
+def _says_nothing(submission: Submission, rules: Policy) -> bool:
+    """Most submissions: neither they nor their policy say anything that is a fact."""
+    given = (
+        submission.deadline_at,
+        submission.delay_until,
+        submission.priority,
+        submission.key,
+        submission.creator,
+        submission.encoding,
+        submission.trace,
+    )
+    default = (rules.priority, rules.delay_until, rules.timeout_policy)
+    return given == _NOTHING and default == (0, None, None)
 
 
 def _first_state(execution: Execution, now: Millis) -> Snapshot:
