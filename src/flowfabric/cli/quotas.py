@@ -82,7 +82,7 @@ def _limits(quota: Quota) -> str:
         ("{}", rate_text(quota.rate)),
         ("{} per key", rate_text(quota.rate_per_key)),
     ]
-    return ", ".join(words.format(value) for words, value in found if value)
+    return ", ".join(words.format(value) for words, value in found if value) or "no limit"
 
 
 def _document(status: QuotaStatus) -> Document:
