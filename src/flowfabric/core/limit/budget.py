@@ -213,7 +213,7 @@ def check_budget(budget: Budget) -> Budget:
     budget = replace(
         budget,
         limits=_check_limits(budget.limits),
-        every=None if type(budget.every) is int and not budget.every else budget.every,
+        every=_check_every(budget.every),
     )
     check_kind_of(budget.on_hard, OnHard, "on_hard")
     check_kind_of(budget.on_soft, OnSoft, "on_soft")
@@ -234,12 +234,14 @@ def _check_labels(labels: object) -> None:
         check_text(label, f"the label {name}", limit=MAX_KEY)
 
 
+def _check_every(every: object) -> Millis | None:
+    return None if every is None else check_span(every, "the interval of resets") or None
+
+
 def _check_timing(budget: Budget) -> None:
     check_text(budget.timezone, "the time zone of a budget")
     if budget.cron is not None:
         check_text(budget.cron, "the cron expression of a budget")
-    if budget.every is not None:
-        check_span(budget.every, "the interval of resets", 1)
     check_times(_timing(budget))
 
 
