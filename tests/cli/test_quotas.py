@@ -104,6 +104,8 @@ def test_a_quota_is_asked_for_one_run(cli: Cli, wait_for: Callable[[str], None])
     shown = cli("quotas", "check", "api", late, code=1).stdout
     assert shown.startswith("the rate of api is used up: retry after 59m")
     assert cli.complaint("quotas", "check", "none", late, code=3) == "no quota none"
+    assert cli("quotas", "release", "api", late).stdout == f"{late} has no room in api\n"
+    assert cli.json("quotas", "release", "api", admitted) == {"id": admitted}
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,16 @@ async def check(engine: Engine, screen: Screen, name: Name, run: RunId) -> ExitC
     return ExitCode.OK if isinstance(answer, Admitted) else ExitCode.FAILED
 
 
+@command(app)
+async def release(engine: Engine, screen: Screen, name: Name, run: RunId) -> None:
+    """Give back the room of a run that a quota has admitted and no worker has started.
+
+    The run returns to its line after a few seconds.
+    """
+    answer = await engine.quotas.release_admission(name, run)
+    screen.answer(document(answer), f"{answer.id} has no room in {name}")
+
+
 def _words(answer: Admission) -> tuple[str, str]:
     match answer:
         case Admitted(already=already):
