@@ -155,6 +155,17 @@ async def test_a_look_writes_no_event_and_changes_no_reason(lab: Lab) -> None:
     assert await eligibility(lab, id) == "eligible_now"
 
 
+async def test_a_run_that_waits_in_the_line_of_its_quota_stays_there(lab: Lab) -> None:
+    """I-27: only room admits it, so that no window gets more starts than its limit"""
+    await lab.engine.quotas.define(Quota(name="q", concurrency=1))
+    await lab.running(policy=using("q"))
+    id = await lab.submit(policy=using("q"))
+    assert await eligibility(lab, id) == "blocked_by_quota"
+    with pytest.raises(NotEligible, match="waits in the line of its quotas"):
+        await lab.engine.executions.unblock(id, QUOTA)
+    assert await eligibility(lab, id) == "blocked_by_quota"
+
+
 async def test_a_run_that_waits_for_its_budget_can_be_unblocked(lab: Lab) -> None:
     """§3.7, §4.6, C-T98: it is eligible, and waits again if a claim finds the budget used up"""
     id = await spent_out(lab)

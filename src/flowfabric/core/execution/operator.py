@@ -269,6 +269,10 @@ def unblock(
             reason = life.blocked
         case Waiting(gate=Gate.BUDGET, next=next):
             reason, life = str(Blocking.BUDGET), replace(life, budget=None)
+        case Waiting(gate=Gate.LIMIT):
+            raise NotEligible(
+                f"{snapshot.run} waits in the line of its quotas until they have room"
+            )
         case _:
             raise NotEligible(f"{snapshot.run} is not blocked")
     if expected is not None and expected != reason:
