@@ -115,8 +115,11 @@ def test_a_budget_of_a_flow_or_run_is_found_however_its_id_is_written(cli: Cli) 
         (["set", "team", "--hard", "5"], "--hard is a dimension and a number such as", 2),
         (["set", "team", "--hard", "a=x"], "--hard of a is a whole number, not 'x'", 2),
         (["set", "team", "--hard", "a=1", "--hard", "a=2"], "--hard names a twice", 2),
-        (["set", "team", "--hard", "a=0"], "the hard limit of a (leave it out for none)", 2),
-        (["set", "team", "--soft", "tokens=11"], "the soft limit of tokens is above the hard", 2),
+        (
+            ["set", "team", "--more", "tokens=0", "--soft", "tokens=1"],
+            "the more limit of tokens",
+            2,
+        ),
         (["set", "team", "--more", "tokens=1"], "--more of tokens is given without a soft", 2),
         (["set", "team", "--parent", "org"], "budget 'team' cannot get another parent", 2),
         (["set", "x", "--hard", "a=1", "--parent", "org"], "no budget org", 3),

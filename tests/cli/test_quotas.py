@@ -52,6 +52,8 @@ def test_a_quota_is_made_changed_and_deleted(cli: Cli) -> None:
     row = cli("quotas", "list").stdout.splitlines()[1]
     assert row.split() == ["api", "1", "2/s", "0", "0", "0"]
     assert "next start" not in cli("quotas", "show", "api").stdout
+    per_key = ("--concurrency-per-key", "0", "--rate-per-key", "none")
+    assert cli(*words, *per_key).stdout == "api: no limit\n"
     assert cli("quotas", "delete", "api").stdout == "deleted api\n"
     assert cli.complaint("quotas", "delete", "api", code=3) == "no quota api"
     assert cli.lines("quotas", "list") == []
@@ -102,6 +104,8 @@ def test_a_quota_is_asked_for_one_run(cli: Cli, wait_for: Callable[[str], None])
     shown = cli("quotas", "check", "api", late, code=1).stdout
     assert shown.startswith("the rate of api is used up: retry after 59m")
     assert cli.complaint("quotas", "check", "none", late, code=3) == "no quota none"
+    assert cli("quotas", "release", "api", late).stdout == f"{late} has no room in api\n"
+    assert cli.json("quotas", "release", "api", admitted) == {"id": admitted}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +114,6 @@ def test_a_quota_is_asked_for_one_run(cli: Cli, wait_for: Callable[[str], None])
         (["set", "api"], "no limit is given: --rate, --concurrency, or one of them per key", 2),
         (["set", "api", "--rate", "soon"], "--rate is not a rate such as '100/m' or '5/30s'", 2),
         (["set", "api", "--rate-per-key", "0/m"], "the count of --rate-per-key must be", 2),
-        (["set", "api", "--rate", "none"], "a quota needs a concurrency or a rate", 2),
         (["set", " ", "--rate", "1/m"], "the name of a quota must be printable text", 2),
         (["show", "api"], "no quota api", 3),
     ],

@@ -343,10 +343,9 @@ async def test_a_budget_of_a_namespace_or_run_holds_without_being_named(bench: B
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"tokens": 0}, "the hard limit of tokens"),
+        ({"tokens": -1}, "the hard limit of tokens"),
         ({"tokens": 1.5}, "the hard limit of tokens"),
         ({"more": {"tokens": 5}}, "more of tokens is given without a soft limit of it"),
-        ({"tokens": 5, "soft": {"tokens": 6}}, "the soft limit of tokens is above the hard one"),
         ({"tokens": 5, "on_hard": "stop"}, "on_hard is one of refuse, cancel_pending, suspend"),
         ({"tokens": 5, "scope": "team"}, "scope is one of organisation, tenant, namespace"),
         ({"tokens": 5, "scope": "flow", "scope_id": "x"}, "needs the id of the flow, not 'x'"),

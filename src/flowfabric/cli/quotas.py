@@ -82,7 +82,7 @@ def _limits(quota: Quota) -> str:
         ("{}", rate_text(quota.rate)),
         ("{} per key", rate_text(quota.rate_per_key)),
     ]
-    return ", ".join(words.format(value) for words, value in found if value)
+    return ", ".join(words.format(value) for words, value in found if value) or "no limit"
 
 
 def _document(status: QuotaStatus) -> Document:
@@ -227,6 +227,16 @@ async def check(engine: Engine, screen: Screen, name: Name, run: RunId) -> ExitC
     word, text = _words(answer)
     screen.answer({"answer": word, **document(answer)}, text)
     return ExitCode.OK if isinstance(answer, Admitted) else ExitCode.FAILED
+
+
+@command(app)
+async def release(engine: Engine, screen: Screen, name: Name, run: RunId) -> None:
+    """Give back the room of a run that a quota has admitted and no worker has started.
+
+    The run returns to its line after a few seconds.
+    """
+    answer = await engine.quotas.release_admission(name, run)
+    screen.answer(document(answer), f"{answer.id} has no room in {name}")
 
 
 def _words(answer: Admission) -> tuple[str, str]:

@@ -198,7 +198,7 @@ class Workers(Service):
         capabilities: Iterable[str] = (),
         alive: bool | None = True,
         after: str | tuple[str, str] | None = None,
-        limit: int = 100,
+        limit: int = MAX_PAGE,
     ) -> list[Presence]:
         """Workers by (namespace, instance) after a cursor: the `key` of the last entry, or its
         instance alone within one namespace. No namespace means all of them. Only those that may

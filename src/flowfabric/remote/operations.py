@@ -315,6 +315,7 @@ _TABLE: list[list[Operation]] = [
     _operations("quotas", "operate", "create delete"),
     _operations("quotas", _READ, "get list status"),
     _operations("quotas", "operate", "check_admission", again=Again.ONCE, id=_RUN),
+    _operations("quotas", "operate", "release_admission", id=_RUN),
     _operations("budgets", _DECLARE, "define"),
     _operations("budgets", "operate", "create delete"),
     _operations("budgets", "operate", "reset", again=Again.ONCE),

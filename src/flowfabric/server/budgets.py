@@ -19,7 +19,6 @@ from flowfabric.server.access import caller_of, check_everywhere, needs
 from flowfabric.server.context import engine_of
 from flowfabric.server.errors import BODIES, CHANGES, READS
 from flowfabric.server.wire import (
-    MAX_WHOLE,
     U64,
     Now,
     Tagged,
@@ -102,14 +101,12 @@ def read_budget(data: CreateBudget, id: str) -> Budget:
 
 
 def _limits(data: CreateBudget) -> dict[str, Limit]:
-    """The limits by dimension. A soft limit above the hard one is never exceeded: it counts like
-    one at the hard one."""
-    found = {}
-    for name, hard, soft in zip(data.dimensions, data.hard_limits, data.soft_limits, strict=True):
-        most = fit(hard, "hard_limits") or None
-        warned = fit(soft, "soft_limits", most or MAX_WHOLE) or None
-        found[name] = Limit(hard=most, soft=warned)
-    return found
+    return {
+        name: Limit(hard=fit(hard, "hard_limits"), soft=fit(soft, "soft_limits"))
+        for name, hard, soft in zip(
+            data.dimensions, data.hard_limits, data.soft_limits, strict=True
+        )
+    }
 
 
 def _on_hard(data: CreateBudget) -> OnHard:

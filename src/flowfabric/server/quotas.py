@@ -15,9 +15,6 @@ from flowfabric.server.context import engine_of
 from flowfabric.server.errors import BODIES
 from flowfabric.server.wire import U64, Now, Tagged, UuidText, fit, optional_uuid, respond
 
-DEFAULT_WINDOW = 60
-"""The window of a rate that names none, in seconds."""
-
 
 class CreateQuota(Struct, kw_only=True):
     """0 is no limit; a window of 0 is a minute."""
@@ -59,14 +56,13 @@ async def create_quota(
 
 
 def read_quota(data: CreateQuota, id: str) -> Quota:
-    rate = None
-    window = fit(data.window_seconds, "window_seconds", MAX_SPAN // 1000) or DEFAULT_WINDOW
-    if count := fit(data.max_requests_per_window, "max_requests_per_window", MAX_COUNT):
-        rate = Rate(count, Millis(window * 1000))
-    concurrency = fit(data.max_concurrent, "max_concurrent", MAX_COUNT) or None
-    if rate is None and concurrency is None:
-        concurrency = MAX_COUNT  # the engine knows no quota without a limit
-    return Quota(name=id, concurrency=concurrency, rate=rate)
+    count = fit(data.max_requests_per_window, "max_requests_per_window", MAX_COUNT)
+    window = fit(data.window_seconds, "window_seconds", MAX_SPAN // 1000)
+    return Quota(
+        name=id,
+        concurrency=fit(data.max_concurrent, "max_concurrent", MAX_COUNT),
+        rate=Rate(count, Millis(window * 1000)),
+    )
 
 
 HANDLERS = [create_quota]

@@ -51,6 +51,45 @@ async def test_a_budget_is_made_once_and_defined_as_often_as_one_likes(lab: Lab)
     assert await budgets.define(tokens(name="other")) == Created("other")
 
 
+async def test_a_limit_of_zero_is_none(lab: Lab) -> None:
+    """§2.0, §2.7: limit 0 = no limit, when amounts are counted and when runs start"""
+    await make(lab, hard=0, soft=5)
+    assert await spend(lab, 10**12) == SoftBreach("team", "tokens", 10**12, 5)
+    assert (await lab.running(policy=TEAM)).snapshot.execution.rules.budget_ids == ("team",)
+    await make(lab, hard=5, soft=9, name="other")
+    assert await spend(lab, 5, "other") == Spent()
+    assert await spend(lab, 1, "other") == HardBreach("other", "tokens", 5, 5)
+
+
+async def test_the_first_dimension_that_does_not_fit_is_named(lab: Lab) -> None:
+    """§2.2, §2.3: in the order of the report; of record_spend, which sorts them, by name"""
+    budgets = lab.engine.budgets
+    hard = {name: Limit(hard=1) for name in ("a", "z")}
+    soft = {name: Limit(soft=1) for name in ("a", "z")}
+    await budgets.create(Budget(name="hard", limits=hard))
+    await budgets.create(Budget(name="soft", limits=soft))
+    claim = await lab.running()
+    amounts = {"z": 5, "a": 5}
+    assert await budgets.spend("hard", amounts) == HardBreach("hard", "z", 0, 1)
+    assert await budgets.report(claim, amounts, budgets=["hard"]) == HardBreach("hard", "z", 0, 1)
+    assert await budgets.spend("hard", amounts, execution=claim.id) == HardBreach("hard", "a", 0, 1)
+    assert await budgets.spend("soft", amounts) == SoftBreach("soft", "z", 5, 1)
+    assert await budgets.spend("soft", amounts, execution=claim.id) == SoftBreach(
+        "soft", "a", 10, 1
+    )
+    assert (await budgets.get("soft")).soft_breaches == 2
+
+
+async def test_an_empty_key_is_none(lab: Lab) -> None:
+    """§2.2: only a dedup key that is not empty counts once"""
+    await make(lab)
+    claim = await lab.running(policy=TEAM)
+    for _ in range(2):
+        assert await spend(lab, 1, key="") == Spent()
+        assert await report(lab, claim, 1, key="") == Spent()
+    assert await used(lab, "team") == [4]
+
+
 async def test_nothing_more_is_still_above_a_limit(lab: Lab) -> None:
     """C-T80, C-T81, §2.2: what counts is the new value of every dimension that is reported"""
     await make(lab, hard=10, soft=5)
@@ -123,7 +162,7 @@ async def test_soft_keeps_what_was_spent_and_hard_counts_nothing(lab: Lab) -> No
     assert await give(a=5, b=5) == Spent()
     assert await give(a=1) == SoftBreach("team", "a", 6, 5)
     lab.clock.advance(7)
-    assert await give(c=11, b=6, a=1) == HardBreach("team", "b", 5, 10)
+    assert await give(b=6, c=11, a=1) == HardBreach("team", "b", 5, 10)
     budget = await budgets.get("team")
     assert budget.used == {"a": 6, "b": 5}
     assert (budget.breaches, budget.soft_breaches) == (1, 1)
@@ -500,7 +539,7 @@ async def test_bad_input_is_refused_and_changes_nothing(lab: Lab) -> None:
                 await call
     more: list[Any] = [
         spend(lab, 1, ""),
-        spend(lab, 1, key=""),
+        spend(lab, 1, key=5),
         spend(lab, 1, key="x" * 10_000),
         budgets.spend([], {"tokens": 1}),
         budgets.spend(5, {"tokens": 1}),  # type: ignore[arg-type]
@@ -512,7 +551,7 @@ async def test_bad_input_is_refused_and_changes_nothing(lab: Lab) -> None:
         budgets.grant("team", "tokens", 2**63),
         budgets.grant("team", "cost", 1),
         budgets.create({"name": "x"}),  # type: ignore[arg-type]
-        budgets.create(tokens(5, 6, name="x")),
+        budgets.create(tokens(-1, name="x")),
         budgets.create(tokens(name="x", cron="nonsense")),
         budgets.create(tokens(name="x", scope=Scope.FLOW, scope_id="no flow")),
         budgets.create(tokens(name="x", scope=Scope.RUN, scope_id="no run")),

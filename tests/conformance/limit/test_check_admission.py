@@ -10,7 +10,12 @@ from flowfabric.core.base.errors import Invalid, NotActive, NotEligible, NotFoun
 from flowfabric.core.base.ids import ExecutionId, new_uuid7
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.status import PublicState
-from flowfabric.core.limit.check_admission import Admitted, ConcurrencyExceeded, RateExceeded
+from flowfabric.core.limit.check_admission import (
+    AdmissionReleased,
+    Admitted,
+    ConcurrencyExceeded,
+    RateExceeded,
+)
 from flowfabric.core.limit.quota import Rate
 from flowfabric.store.rows.record import QUOTAS
 from tests.kit.lab import TTL, Lab
@@ -169,3 +174,80 @@ async def test_only_one_that_waits_for_its_limits_can_be_admitted(lab: Lab) -> N
         await check("q", MISSING)
     with pytest.raises(NotFound, match="quota"):
         await check("nothing", stranger)
+
+
+# -- giving room back
+
+
+async def test_room_that_is_given_back_is_free_at_once(lab: Lab) -> None:
+    """§3.3, C-T96, Q-7: the slot and the start, once; the run is asked for again, or returns"""
+    quotas = lab.engine.quotas
+    await define(lab, concurrency=1, rate=Rate(1, MINUTE))
+    first = await one(lab)
+    assert await slots(lab) == (1, 0)
+    for _ in range(2):
+        assert await quotas.release_admission("q", first) == AdmissionReleased(first)
+        assert await slots(lab) == (0, 0)
+    vector = await lab.vector(first)
+    assert (vector.eligibility, vector.blocking) == ("blocked_by_quota", "waiting_for_quota")
+    assert (await quotas.status("q")).started == 0
+    assert await lab.claim() == []
+    second = await one(lab)
+    assert await quotas.check_admission("q", second) == Admitted(second, already=True)
+    assert await quotas.check_admission("q", first) == RateExceeded("q", MINUTE)
+    assert await quotas.release_admission("q", second) == AdmissionReleased(second)
+    await settled(lab)
+    assert (await lab.claim_one()).id == first
+    await lab.pass_time(5_000)
+    assert await slots(lab) == (1, 1)
+
+
+async def test_an_execution_that_gave_its_room_back_is_admitted_when_it_is_asked_for(
+    lab: Lab,
+) -> None:
+    """§3.2, §3.3: without its guard it is admitted anew"""
+    quotas = lab.engine.quotas
+    await define(lab, concurrency=1, rate=Rate(1, MINUTE))
+    id = await one(lab)
+    for _ in range(3):
+        await quotas.release_admission("q", id)
+        assert await quotas.check_admission("q", id) == Admitted(id)
+    assert await quotas.check_admission("q", id) == Admitted(id, already=True)
+    assert (await lab.claim_one()).id == id
+
+
+async def test_only_room_that_no_worker_has_is_given_back(lab: Lab) -> None:
+    """F-09, F-40, I-28: nothing is taken from a worker, and nothing that was not held"""
+    quotas = lab.engine.quotas
+    await define(lab, concurrency=1)
+    claim = await began(lab)
+    with pytest.raises(NotEligible):
+        await quotas.release_admission("q", claim.id)
+    waiting = await one(lab)
+    other = await lab.submit()
+    for id in (waiting, other, MISSING):
+        assert await quotas.release_admission("q", id) == AdmissionReleased(id)
+    assert await slots(lab) == (1, 1)
+    await finish(lab, claim)
+    assert await quotas.release_admission("q", claim.id) == AdmissionReleased(claim.id)
+    await lab.engine.grants.issue(waiting, "w1")
+    with pytest.raises(NotEligible):
+        await quotas.release_admission("q", waiting)
+    with pytest.raises(NotFound):
+        await quotas.release_admission("none", waiting)
+    assert await slots(lab) == (1, 0)
+
+
+async def test_two_that_give_the_same_room_back(lab: Lab, second_lab: Lab) -> None:
+    """I-28: exactly one slot and one start come back"""
+    await define(lab, concurrency=2, rate=Rate(2, MINUTE))
+    id, kept = await one(lab), await one(lab)
+    await asyncio.gather(
+        *(
+            each.engine.quotas.release_admission("q", id)
+            for each in (lab, second_lab, lab, second_lab)
+        )
+    )
+    assert await slots(lab) == (1, 0)
+    assert (await lab.engine.quotas.status("q")).started == 1
+    assert (await lab.claim_one()).id == kept

@@ -32,16 +32,27 @@ async def test_a_search_passes_over_a_closed_lane_and_a_named_run_does_not(
 
 
 async def test_a_search_passes_over_spent_budgets(lab: Lab) -> None:
-    """C-T105: the row stays as it is, and what is behind it is found."""
+    """§4.1, §2.7, execution 3.5: the run is blocked for its budget, and what is behind it is
+    found; it is granted when the budget has room again"""
     await spend_all(lab)
-    poor = await lab.submit(policy=TEAM)
-    before = await lab.vector(poor)
-    assert await lab.engine.grants.find_and_issue("w1", lane="default") is None
-    rich = await lab.submit()
-    found = await lab.engine.grants.find_and_issue("w1", lane="default")
+    grants = lab.engine.grants
+    poor, rich = await lab.submit(policy=TEAM), await lab.submit()
+    found = await grants.find_and_issue("w1", lane="default")
     assert found is not None
     assert found.id == rich
-    assert await lab.vector(poor) == before
+    blocked = await lab.vector(poor)
+    assert (blocked.eligibility, blocked.blocking) == ("blocked_by_budget", "waiting_for_budget")
+    described = await lab.engine.views.describe(poor)
+    assert described is not None
+    assert described.blocking_detail == "budget team: 1 of 1 calls"
+    last = await lab.submit(policy=TEAM)
+    assert await grants.find_and_issue("w1", lane="default") is None
+    assert (await lab.vector(last)).eligibility == "blocked_by_budget"
+    await lab.engine.budgets.reset("team")
+    await settled(lab)
+    found = await grants.find_and_issue("w1", lane="default")
+    assert found is not None
+    assert found.id == poor
 
 
 async def test_spent_budgets_do_not_hide_what_is_behind_them(lab: Lab) -> None:

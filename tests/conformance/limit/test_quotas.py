@@ -132,9 +132,8 @@ async def test_quotas_are_listed_by_name_and_pages(lab: Lab) -> None:
 
 
 NO_QUOTAS: list[Any] = [
-    Quota(name="q"),
-    Quota(name="q", concurrency=0),
-    Quota(name="q", rate=Rate(0, MINUTE)),
+    Quota(name="q", concurrency=-1),
+    Quota(name="q", rate=Rate(-1, MINUTE)),
     Quota(name="", concurrency=1),
     Quota(name="a\nb", concurrency=1),
     {"name": "q", "concurrency": 1},
@@ -150,6 +149,26 @@ async def test_what_makes_no_sense_is_no_quota(lab: Lab) -> None:
             with pytest.raises(Invalid):
                 await call(wrong)
     assert await lab.engine.quotas.list() == []
+
+
+async def test_a_quota_of_zeros_limits_nothing(lab: Lab) -> None:
+    """§3.0, §3.4, C-T94: a policy with both limits 0 is unlimited, until it gets limits"""
+    quotas = lab.engine.quotas
+    free = Quota(name="q", concurrency=0, rate=Rate(0, MINUTE))
+    assert await quotas.create(free)
+    assert not await quotas.create(Quota(name="q", concurrency=1))
+    assert (await quotas.get("q")).limits == (None, None, None, None)
+    await crowd(lab, 5)
+    await crowd(lab, 5, ("q", "a"))
+    assert await slots(lab) == (10, 0)
+    assert not await quotas.define(free)
+    claims = await lab.claim(limit=20)
+    assert len(claims) == 10
+    await define(lab, concurrency=1)
+    id = await one(lab)
+    assert await waits(lab, id)
+    await quotas.define(free)
+    assert not await waits(lab, id)
 
 
 async def test_who_asks_for_an_unknown_quota_is_told_so(lab: Lab) -> None:

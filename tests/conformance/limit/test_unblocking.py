@@ -13,7 +13,7 @@ from flowfabric.core.limit.quota import Quota
 from flowfabric.engine.limit import blocks
 from tests.kit.lab import Lab
 from tests.kit.limiting import using
-from tests.kit.spending import TEAM, make, spend
+from tests.kit.spending import TEAM, claimed, make, spend, spent_out
 
 BUDGET, QUOTA, ROUTE = "waiting_for_budget", "waiting_for_quota", "waiting_for_capable_worker"
 GPU = {"routing_requirements": {"required_capabilities": ["cuda", "gpu"]}}
@@ -153,3 +153,31 @@ async def test_a_look_writes_no_event_and_changes_no_reason(lab: Lab) -> None:
     await lab.engine.executions.unblock(id, ROUTE)
     await looked(lab)
     assert await eligibility(lab, id) == "eligible_now"
+
+
+async def test_a_run_that_waits_in_the_line_of_its_quota_stays_there(lab: Lab) -> None:
+    """I-27: only room admits it, so that no window gets more starts than its limit"""
+    await lab.engine.quotas.define(Quota(name="q", concurrency=1))
+    await lab.running(policy=using("q"))
+    id = await lab.submit(policy=using("q"))
+    assert await eligibility(lab, id) == "blocked_by_quota"
+    with pytest.raises(NotEligible, match="waits in the line of its quotas"):
+        await lab.engine.executions.unblock(id, QUOTA)
+    assert await eligibility(lab, id) == "blocked_by_quota"
+
+
+async def test_a_run_that_waits_for_its_budget_can_be_unblocked(lab: Lab) -> None:
+    """§3.7, §4.6, C-T98: it is eligible, and waits again if a claim finds the budget used up"""
+    id = await spent_out(lab)
+    executions = lab.engine.executions
+    with pytest.raises(NotEligible):
+        await executions.unblock(id, "waiting_for_quota")
+    for expected in ("waiting_for_budget", None):
+        await executions.unblock(id, expected)
+        vector = await lab.vector(id)
+        assert (vector.eligibility, vector.blocking) == ("eligible_now", "waiting_for_worker")
+        assert await claimed(lab) == []
+        assert (await lab.vector(id)).eligibility == "blocked_by_budget"
+    await executions.block(await lab.submit(), "paused_by_operator")
+    await lab.engine.budgets.reset("team")
+    assert [claim.id for claim in await claimed(lab)] == [id]

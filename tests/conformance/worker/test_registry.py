@@ -190,6 +190,13 @@ async def test_workers_are_listed_by_namespace_and_page_by_page(lab: Lab) -> Non
     assert await workers.list(limit=0) == []
 
 
+async def test_a_list_without_a_limit_has_up_to_a_thousand_workers(lab: Lab) -> None:
+    """§7.4: limit default 1000"""
+    names = [f"ada-{number:03}" for number in range(101)]
+    await asyncio.gather(*(lab.engine.workers.register(ada(instance=name)) for name in names))
+    assert [entry.instance for entry in await lab.engine.workers.list()] == names
+
+
 async def test_dead_entries_do_not_shorten_a_page(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,13 +134,11 @@ BAD = {
     "limits kind": {"limits": [("tokens", Limit(hard=1))]},
     "limit kind": {"limits": {"tokens": 5}},
     "dimension": {"limits": {"two words": Limit(hard=1)}},
-    "zero": {"limits": {"tokens": Limit(hard=0)}},
     "negative": {"limits": {"tokens": Limit(hard=-1)}},
     "float": {"limits": {"tokens": Limit(hard=1.5)}},  # type: ignore[arg-type]
     "bool": {"limits": {"tokens": Limit(soft=True)}},
     "huge": {"limits": {"tokens": Limit(hard=2**63)}},
     "more": {"limits": {"tokens": Limit(soft=1, more=0)}},
-    "soft above hard": {"limits": {"tokens": Limit(hard=5, soft=6)}},
     "65": {"limits": {f"d{number}": Limit(hard=1) for number in range(MAX_DIMENSIONS + 1)}},
     "scope": {"scope": "galaxy", "scope_id": "x"},
     "scope id": {"scope": Scope.TENANT, "scope_id": 5},
@@ -148,7 +146,7 @@ BAD = {
     "on hard": {"on_hard": "explode"},
     "on soft": {"on_soft": "explode"},
     "both times": {"every": 5000, "cron": "0 0 * * *"},
-    "too often": {"every": 0},
+    "every negative": {"every": -1},
     "every kind": {"every": "hourly"},
     "every float": {"every": 5000.0},
     "every bool": {"every": True},
@@ -166,6 +164,21 @@ def test_a_definition_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> N
     """Q-9"""
     with pytest.raises(Invalid):
         check_budget(tokens(**wrong))
+
+
+def test_zero_is_no_limit_and_no_reset() -> None:
+    """§2.0, §2.1: limit 0 = no limit, a budget without an interval is not reset"""
+    limits = {"tokens": Limit(hard=0, soft=5), "calls": Limit(hard=7, soft=0)}
+    checked = check_budget(tokens(limits=limits, every=Millis(0)))
+    assert checked.limits == {"tokens": Limit(soft=5), "calls": Limit(hard=7)}
+    assert (checked.every, begin(checked, NOW).next_reset_at) == (None, None)
+    assert check_budget(checked) == checked
+
+
+def test_a_soft_limit_may_be_above_the_hard_one() -> None:
+    """§2.1: limits are not compared; the soft one is never exceeded then"""
+    limits = {"tokens": Limit(hard=5, soft=6)}
+    assert check_budget(tokens(limits=limits)).limits == limits
 
 
 def test_what_holds_for_all_of_something_says_of_what() -> None:

@@ -56,16 +56,12 @@ def test_a_quota_limits_something(limits: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "members",
     [
-        {},
-        {"concurrency": 0},
         {"concurrency": -1},
         {"concurrency": 2**31},
         {"concurrency": True},
         {"concurrency": 1.5},
-        {"concurrency_per_key": 0},
+        {"concurrency_per_key": -1},
         {"concurrency_per_key": "1"},
-        {"rate": Rate(0, MINUTE)},
-        {"rate": Rate(1, Millis(0))},
         {"rate": Rate(-1, MINUTE)},
         {"rate": Rate(1, Millis(10**15))},
         {"rate_per_key": Rate(1, Millis(-5))},
@@ -81,6 +77,23 @@ def test_a_quota_that_makes_no_sense_is_refused(members: dict[str, Any]) -> None
     """C-T94: bad definitions"""
     with pytest.raises(Invalid):
         check_quota(Quota(**{"name": "q", **members}))
+
+
+@pytest.mark.parametrize(
+    ("members", "limits"),
+    [
+        ({}, (None, None, None, None)),
+        ({"concurrency": 0, "concurrency_per_key": 0}, (None, None, None, None)),
+        ({"concurrency": 1, "rate": Rate(0, MINUTE)}, (1, None, None, None)),
+        ({"rate": Rate(5, Millis(0))}, (None, None, Rate(5, MINUTE), None)),
+        ({"rate_per_key": Rate(0, Millis(0))}, (None, None, None, None)),
+    ],
+)
+def test_zero_is_no_limit(members: dict[str, Any], limits: tuple[Any, ...]) -> None:
+    """§3.0, §3.4: 0 = unlimited; a window of 0 is a minute"""
+    checked = check_quota(Quota(name="q", **members))
+    assert checked.limits == limits
+    assert check_quota(checked) == checked
 
 
 # -- rates

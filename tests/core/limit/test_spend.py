@@ -63,13 +63,13 @@ def test_a_limit_can_be_spent_exactly_and_not_passed() -> None:
 
 
 def test_every_dimension_is_looked_at_before_any_is_counted() -> None:
-    """C-T80, I-23: and the first by name is told"""
+    """C-T80, I-23: §2.2: and the first of the report is named"""
     ledger = books_of(
         Budget(name="org", limits={"a": Limit(hard=1)}),
         team(10, parent="org", limits={"c": Limit(hard=1), "b": Limit(hard=1)}),
     )
     answer = spend(ledger, asked(z=1, c=2, b=2, a=2), NOW)
-    assert answer == HardBreach("team", "b", 0, 1)
+    assert answer == HardBreach("team", "c", 0, 1)
     assert used(ledger) == {"org": {}, "team": {}}
     assert spend(ledger, asked(z=1, a=2), NOW) == HardBreach("org", "a", 0, 1)
     assert used(ledger) == {"org": {}, "team": {}}

@@ -260,16 +260,24 @@ def unblock(
     snapshot: Snapshot | None, now: Millis, expected: str | None = None
 ) -> "Change[Unblocked]":
     """Undoes a block; `expected` protects a newer block from an older decision. A run that was
-    blocked by code may be claimed by any worker again, also by one whose code did not fit."""
+    blocked by code may be claimed by any worker again, also by one whose code did not fit. One that
+    waits for a budget may be claimed, and waits again if the budget is still used up."""
     snapshot = present(snapshot)
+    life = snapshot.life
     match snapshot.state:
         case Waiting(gate=Gate.BLOCKED, next=next):
-            pass
+            reason = life.blocked
+        case Waiting(gate=Gate.BUDGET, next=next):
+            reason, life = str(Blocking.BUDGET), replace(life, budget=None)
+        case Waiting(gate=Gate.LIMIT):
+            raise NotEligible(
+                f"{snapshot.run} waits in the line of its quotas until they have room"
+            )
         case _:
             raise NotEligible(f"{snapshot.run} is not blocked")
-    if expected is not None and expected != snapshot.life.blocked:
-        raise NotEligible(f"{snapshot.run} is blocked for {snapshot.life.blocked}, not {expected}")
-    life = replace(snapshot.life, blocked=None, detail=None, code=None, touched_at=now)
+    if expected is not None and expected != reason:
+        raise NotEligible(f"{snapshot.run} is blocked for {reason}, not {expected}")
+    life = replace(life, blocked=None, detail=None, code=None, touched_at=now)
     after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
     return Change(Unblocked(snapshot.execution.id), snapshot, after)
 

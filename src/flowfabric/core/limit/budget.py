@@ -66,7 +66,8 @@ class OnSoft(StrEnum):
 
 
 class Limit(Document, frozen=True, kw_only=True):
-    """The limits of one dimension; None is no limit. `more` is what an approval adds to `soft`."""
+    """The limits of one dimension; None or 0 is no limit. `more` is what an approval adds to
+    `soft`."""
 
     hard: int | None = None
     soft: int | None = None
@@ -202,18 +203,18 @@ def spent(budgets: Mapping[str, Budget], names: Iterable[str]) -> Exhausted | No
 
 
 def check_budget(budget: Budget) -> Budget:
-    """The definition if it is valid; `Invalid` says what is wrong otherwise."""
+    """The definition if it is valid, with None where it says 0; `Invalid` says what is wrong
+    otherwise."""
     check_budget_name(budget.name)
     if budget.parent is not None:
         check_budget_name(budget.parent)
         if budget.parent == budget.name:
             raise Invalid("a budget cannot be part of itself")
-    limits = check_kind_of(budget.limits, dict, "the limits of a budget")
-    if len(limits) > MAX_DIMENSIONS:
-        raise Invalid(f"a budget limits at most {MAX_DIMENSIONS} dimensions")
-    for dimension, limit in limits.items():
-        check_dimension(dimension)
-        _check_limit(dimension, check_kind_of(limit, Limit, f"the limit of {dimension}"))
+    budget = replace(
+        budget,
+        limits=_check_limits(budget.limits),
+        every=_check_every(budget.every),
+    )
     check_kind_of(budget.on_hard, OnHard, "on_hard")
     check_kind_of(budget.on_soft, OnSoft, "on_soft")
     if budget.scope is not None:
@@ -233,12 +234,14 @@ def _check_labels(labels: object) -> None:
         check_text(label, f"the label {name}", limit=MAX_KEY)
 
 
+def _check_every(every: object) -> Millis | None:
+    return None if every is None else check_span(every, "the interval of resets") or None
+
+
 def _check_timing(budget: Budget) -> None:
     check_text(budget.timezone, "the time zone of a budget")
     if budget.cron is not None:
         check_text(budget.cron, "the cron expression of a budget")
-    if budget.every is not None:
-        check_span(budget.every, "the interval of resets", 1)
     check_times(_timing(budget))
 
 
@@ -329,14 +332,23 @@ def begin(budget: Budget, now: Millis) -> Budget:
     return replace(fresh, next_reset_at=following_reset(fresh, now))
 
 
-def _check_limit(dimension: str, limit: Limit) -> None:
-    for value, what in ((limit.hard, "hard"), (limit.soft, "soft"), (limit.more, "more")):
-        if value is not None:
-            check_whole(
-                value, f"the {what} limit of {dimension} (leave it out for none)", 1, MAX_AMOUNT
-            )
-    if limit.hard is not None and limit.soft is not None and limit.soft > limit.hard:
-        raise Invalid(f"the soft limit of {dimension} is above the hard one")
+def _check_limits(limits: object) -> dict[str, Limit]:
+    given = check_kind_of(limits, dict, "the limits of a budget")
+    if len(given) > MAX_DIMENSIONS:
+        raise Invalid(f"a budget limits at most {MAX_DIMENSIONS} dimensions")
+    return {check_dimension(name): _check_limit(name, limit) for name, limit in given.items()}
+
+
+def _check_limit(dimension: str, value: object) -> Limit:
+    limit = check_kind_of(value, Limit, f"the limit of {dimension}")
+    for number, what, least in (
+        (limit.hard, "hard", 0),
+        (limit.soft, "soft", 0),
+        (limit.more, "more", 1),
+    ):
+        if number is not None:
+            check_whole(number, f"the {what} limit of {dimension}", least, MAX_AMOUNT)
+    return replace(limit, hard=limit.hard or None, soft=limit.soft or None)
 
 
 def _timing(budget: Budget) -> Schedule:

@@ -1,7 +1,8 @@
-"""Asks a quota to admit one execution: admitted now, or why not.
+"""Asks a quota to admit one execution: admitted now, or why not; and gives its room back.
 
 A positive answer takes the room: in every quota that the execution uses or in none, exactly like a
-release. The ready row is the slot, and the start counts in the window.
+release. The ready row is the slot, and the start counts in the window. Room that is given back is
+free at once: the execution stays out of its line for a while, or until it is asked for again.
 """
 
 from msgspec import Struct
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import Invalid, NotEligible
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.lease import not_active
 from flowfabric.core.execution.model import (
     Active,
@@ -22,6 +24,8 @@ from flowfabric.core.execution.model import (
     Start,
     Waiting,
 )
+from flowfabric.core.execution.operator import block
+from flowfabric.core.execution.status import Blocking
 from flowfabric.core.limit.quota import queue_of
 from flowfabric.core.limit.release import Candidate, QuotaView, Release, Room, release
 
@@ -49,6 +53,12 @@ class ConcurrencyExceeded(Struct, frozen=True):
     taken: int
 
 
+class AdmissionReleased(Struct, frozen=True):
+    """The execution has no room in its quotas, whether or not it had any."""
+
+    id: ExecutionId
+
+
 Refused = RateExceeded | ConcurrencyExceeded
 Admission = Admitted | Refused
 
@@ -67,6 +77,32 @@ def has_room(snapshot: Snapshot, quota: str) -> bool:
             raise not_active(snapshot)
         case _:
             raise NotEligible(f"{snapshot.run} does not wait for its limits")
+
+
+def gave_back(snapshot: Snapshot) -> bool:
+    """Whether the execution stays out of its line, because its room was given back or it was
+    blocked for its quota."""
+    state = snapshot.state
+    blocked = isinstance(state, Waiting) and state.gate is Gate.BLOCKED
+    return blocked and snapshot.life.blocked == Blocking.QUOTA
+
+
+def give_back(snapshot: Snapshot | None, now: Millis, quota: str) -> "Change[Snapshot | None]":
+    """An execution that no worker has yet gives its room back; as it was before, or None if it had
+    no room. Refused while a worker has it or a grant on it: the room is theirs."""
+    if snapshot is None or all(use.quota != quota for use in snapshot.execution.uses):
+        return unchanged(None)
+    match snapshot.state:
+        case Ready(hold=hold):
+            if hold is not None and hold.alive(now):
+                raise NotEligible(f"{snapshot.run} is granted to a worker, which has its room")
+            detail = f"its room in quota {quota} was given back"
+            change = block(snapshot, now, str(Blocking.QUOTA), detail)
+            return Change(snapshot, change.before, change.after, change.events)
+        case Active() | Lost():
+            raise NotEligible(f"{snapshot.run} has started; it gives its room back when it ends")
+        case _:
+            return unchanged(None)
 
 
 def admit_one(

@@ -27,13 +27,16 @@ MAX_USES = 8
 OF_TASK = "task:"
 """Prefix of the quotas that tasks declare for themselves."""
 
+DEFAULT_WINDOW = Millis(60_000)
+"""The window of a rate that names none."""
+
 SMOOTH = " smooth"
 _UNITS = {"s": "1s", "m": "1m", "h": "1h", "d": "1d"}
 
 
 class Rate(Struct, frozen=True, gc=False, omit_defaults=True):
     """At most `count` admissions in any period of `window`; `smooth` spreads them evenly instead of
-    all at the beginning."""
+    all at the beginning. In a definition, a count of 0 is no limit and a window of 0 a minute."""
 
     count: int
     window: Millis
@@ -65,7 +68,7 @@ Uses = tuple[Use, ...]
 
 
 class Quota(Document, frozen=True, kw_only=True):
-    """A named set of limits; None is no limit. Limits per key apply to each key separately.
+    """A named set of limits; None or 0 is no limit. Limits per key apply to each key separately.
     Admissions after `since` happened under these limits."""
 
     name: str = ""
@@ -95,25 +98,37 @@ class Quota(Document, frozen=True, kw_only=True):
 
 
 def check_quota(quota: Quota) -> Quota:
-    """The quota if it is valid; `Invalid` says what is wrong otherwise."""
+    """The quota if it is valid, with None for limits of 0; `Invalid` says what is wrong
+    otherwise."""
     check_quota_name(quota.name)
-    for cap in (quota.concurrency, quota.concurrency_per_key):
-        if cap is not None:
-            check_whole(cap, "concurrency", 1)
-    if not any(limit is not None for limit in quota.limits):
-        raise Invalid("a quota needs a concurrency or a rate")
     return replace(
-        quota, rate=_checked_rate(quota.rate), rate_per_key=_checked_rate(quota.rate_per_key)
+        quota,
+        concurrency=_checked_cap(quota.concurrency),
+        concurrency_per_key=_checked_cap(quota.concurrency_per_key),
+        rate=_checked_rate(quota.rate),
+        rate_per_key=_checked_rate(quota.rate_per_key),
     )
+
+
+def _checked_cap(cap: int | None) -> int | None:
+    return None if cap is None else check_whole(cap, "concurrency") or None
 
 
 def _checked_rate(rate: Rate | None) -> Rate | None:
     if rate is None:
         return None
     check_kind_of(rate, Rate, "rate")
-    count = check_whole(rate.count, "the count of a rate", 1)
-    window = check_span(rate.window, "the window of a rate", 1)
-    return Rate(count, window, check_kind_of(rate.smooth, bool, "smooth"))
+    count = check_whole(rate.count, "the count of a rate")
+    window = check_span(rate.window, "the window of a rate") or DEFAULT_WINDOW
+    smooth = check_kind_of(rate.smooth, bool, "smooth")
+    return Rate(count, window, smooth) if count else None
+
+
+def needs_limit(quota: Quota) -> Quota:
+    """The quota if a limit of it is given, be it 0; for callers that name only what they want."""
+    if all(limit is None for limit in quota.limits):
+        raise Invalid("a quota needs a concurrency or a rate")
+    return quota
 
 
 def check_quota_name(name: object, what: str = "the name of a quota") -> str:

@@ -322,9 +322,9 @@ def _wanted(ledger: BudgetLedger, asked: Expense) -> tuple[str, ...]:
 
 
 def _breach(budgets: Iterable[Budget], amounts: Amounts) -> HardBreach | None:
-    """The first dimension that does not fit, by name."""
+    """The first dimension that does not fit, in the order of the amounts."""
     for budget in budgets:
-        for dimension, amount in sorted(amounts.items()):
+        for dimension, amount in amounts.items():
             taken, hard = budget.taken(dimension), budget.hard(dimension)
             if hard is not None and budget.strict and taken + amount > hard:
                 return HardBreach(budget.name, dimension, taken, hard, budget.on_hard)
@@ -379,7 +379,7 @@ def _count_bounded(ledger: BudgetLedger, budget: Budget, amounts: Amounts, now: 
 
 
 def _soft_breach(budget: Budget, amounts: Amounts) -> SoftBreach | None:
-    for dimension in sorted(amounts):
+    for dimension in amounts:
         used = budget.used.get(dimension, 0)
         limits = [budget.soft(dimension), None if budget.strict else budget.hard(dimension)]
         for limit in limits:

@@ -128,13 +128,18 @@ class Budgets(Service):
         execution: str | None = None,
         key: str | None = None,
     ) -> Charged | AlreadyApplied:
-        """Counts an amount for budgets and their parents, or refuses all of it. With an execution,
-        the amount is recorded in its ledger and can be released, also if the execution is unknown
-        or was deleted: the amount was consumed. The same key counts once."""
+        """Counts an amount for budgets and their parents, or refuses all of it, because of the
+        first dimension that does not fit. With an execution, the amount is recorded in its ledger
+        by dimension, in the order of their names, and can be released, also if the execution is
+        unknown or was deleted: the amount was consumed. The same key counts once; an empty one is
+        none."""
         id = None if execution is None else ExecutionId(execution)
         found = None if id is None else await self._load(id)
         uuid = None if id is None else id.uuid
-        asked = Expense(_names(budgets), check_amounts(amounts), uuid, key=self._key(key))
+        given = check_amounts(amounts)
+        if uuid is not None:
+            given = dict(sorted(given.items()))
+        asked = Expense(_names(budgets), given, uuid, key=self._key(key))
         return await self._spend(asked, None if found is None else found.execution)
 
     async def report(
@@ -250,7 +255,7 @@ class Budgets(Service):
             names,
             check_amounts(amounts),
             snapshot.execution.uuid,
-            key=f"settle:{id}" if key is None else _key(key),
+            key=_key(key) or f"settle:{id}",
             stale=not _is_current(snapshot, owner),
             attached=known is not None or budgets is None,
         )
@@ -303,7 +308,7 @@ class Budgets(Service):
         return answer
 
     def _key(self, key: object) -> str:
-        return str(self._fresh()) if key is None else _key(key)
+        return _key(key) or str(self._fresh())
 
     async def _act(self, answer: object, execution: Execution | None) -> None:
         """What a budget does besides refusing. A crash in between does no harm: nothing was
@@ -374,10 +379,8 @@ def _nothing_of(asked: Expense, id: UUID, epoch: int, now: Millis) -> Reservatio
 
 
 def _key(key: object) -> str:
-    text = check_text(key, "key", limit=MAX_KEY)
-    if not text:
-        raise Invalid("a key must not be empty")
-    return text
+    """The text of a key; empty if none is given."""
+    return "" if key is None else check_text(key, "key", limit=MAX_KEY)
 
 
 def _is_current(snapshot: Snapshot, owner: Owner) -> bool:

@@ -1,19 +1,32 @@
 """Quotas: define them, and show how full they are."""
 
+from contextlib import suppress
 from typing import Literal
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import NotFound
+from flowfabric.core.base.errors import NotEligible, NotFound
+from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.numbers import check_kind_of, check_limit
 from flowfabric.core.base.text import check_text
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution import operator
 from flowfabric.core.execution.lease import present
 from flowfabric.core.execution.model import Snapshot
-from flowfabric.core.limit.check_admission import Admission, Admitted, admit_one, has_room
+from flowfabric.core.execution.status import Blocking
+from flowfabric.core.limit.check_admission import (
+    Admission,
+    AdmissionReleased,
+    Admitted,
+    admit_one,
+    gave_back,
+    give_back,
+    has_room,
+)
 from flowfabric.core.limit.quota import Quota, Use, check_quota, check_quota_name, queue_of
 from flowfabric.core.limit.release import Release, Room, limits_since
+from flowfabric.core.limit.unclaimable import counted_start
 from flowfabric.engine.commit.records import find
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
@@ -115,16 +128,34 @@ class Quotas(Service):
         ask again, or `ConcurrencyExceeded`. The asking execution takes the room that is there, in
         all quotas it uses or in none, without waiting for its turn; asking again takes no more.
         `NotEligible` if it waits for something else, `Invalid` if it does not use the quota."""
-        asked = check_quota_name(name)
+        asked, returned = check_quota_name(name), False
 
         async def round(_: int) -> Admission | Literal[RaceLost.RACE_LOST]:
+            nonlocal returned
             snapshot = present(await self._load(id), id)
             await self.get(asked)
+            if gave_back(snapshot):  # it returns to its line, where it may be admitted at once
+                with suppress(NotEligible):
+                    await self._decide(id, operator.unblock, str(Blocking.QUOTA))
+                    returned = True
+                return RACE_LOST
             if has_room(snapshot, asked):
-                return Admitted(snapshot.execution.id, already=True)
+                return Admitted(snapshot.execution.id, already=not returned)
             return await self._admit(snapshot, asked)
 
         return await retry(round, f"run {id}")
+
+    async def release_admission(self, name: str, id: str) -> AdmissionReleased:
+        """Gives back the room of an execution that was admitted and not started, in all quotas it
+        uses, and its start within their rates. It returns to its line after a few seconds, or when
+        `check_admission` asks for it. Has no effect on one without room, so that it can be
+        repeated; `NotEligible` if it is granted to a worker or has started."""
+        asked, key = check_quota_name(name), ExecutionId(id)
+        await self.get(asked)
+        held = await self._decide(key, give_back, asked)
+        if held is not None and counted_start(held):
+            await self._releases.give_starts_back([held])
+        return AdmissionReleased(key)
 
     async def _admit(
         self, snapshot: Snapshot, quota: str

@@ -325,7 +325,7 @@ def _shape(quota: Quota) -> ReleaseShape:
     per_key = quota.concurrency_per_key is not None or quota.rate_per_key is not None
     if whole and per_key:
         return ReleaseShape.MIXED
-    return ReleaseShape.WHOLE if whole else ReleaseShape.PER_KEY
+    return ReleaseShape.PER_KEY if per_key else ReleaseShape.WHOLE
 
 
 def _lines_at_once(shape: ReleaseShape | None) -> int:

@@ -39,6 +39,7 @@ from flowfabric.core.limit.quota import (
     check_quota,
     check_uses,
     name_uses,
+    needs_limit,
     parse_rate,
     spread,
 )
@@ -177,7 +178,7 @@ class LimitsApi:
         """Declares a quota: every worker of this application creates it when it starts, or changes
         it to these limits; `await` does so at once. Tasks use it by name
         (`quotas=["openai"]`) or with a key (`quotas={"openai": customer}`); limits per key apply to
-        each key separately. `smooth` spreads the starts of a rate evenly."""
+        each key separately, and 0 is no limit. `smooth` spreads the starts of a rate evenly."""
         quota = Quota(
             name=name,
             concurrency=concurrency,
@@ -185,7 +186,7 @@ class LimitsApi:
             concurrency_per_key=concurrency_per_key,
             rate_per_key=None if rate_per_key is None else spread(parse_rate(rate_per_key), smooth),
         )
-        return self._declared(check_quota(quota), self._make_quota)
+        return self._declared(check_quota(needs_limit(quota)), self._make_quota)
 
     async def quota_status(self, name: str) -> QuotaUsage:
         """How full a quota is, in total and by key."""
