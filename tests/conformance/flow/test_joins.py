@@ -404,6 +404,29 @@ async def test_of_rivals_for_one_input_the_winner_gives_it(lab: Lab, winner: str
     assert await inputs(flow, "z") == {"x": winner.encode()}
 
 
+@pytest.mark.parametrize(("winner", "loser"), ["ab", "ba"])
+async def test_a_rival_that_ends_at_the_same_moment_gives_nothing(
+    lab: Lab, winner: str, loser: str
+) -> None:
+    """C-T32, coordination.md 1.6: data comes from the upstream whose success fired the join only"""
+    names = {"a": "x", "b": "y"}
+    flow = await begin(lab, passing(("a", "z", "x"), ("b", "z", "y"), z=AnyOf(LET)))
+    await flow.complete(winner)
+    await flow.complete(loser)
+    assert await inputs(flow, "z") == {names[winner]: winner.encode()}
+
+
+async def test_after_a_replay_the_new_winner_gives_the_data(lab: Lab) -> None:
+    """F-14, F-23: what was known of the first round is forgotten"""
+    flow = await begin(lab, passing(("a", "z", "x"), ("b", "z", "y"), z=AnyOf(LET)))
+    await flow.fail("a", "b")
+    assert await lab.state(flow["z"]) is PublicState.SKIPPED
+    await lab.engine.flows.replay(flow.id)
+    await flow.complete("b")
+    await flow.complete("a")
+    assert await inputs(flow, "z") == {"y": b"b"}
+
+
 async def test_a_terminal_child_is_given_nothing_new(lab: Lab) -> None:
     """C-T28, I-16: a late success does not touch what it was given"""
     flow = await begin(lab, passing(("a", "z", "x"), z=AllOf()))
@@ -440,6 +463,15 @@ async def test_what_became_impossible_is_told_so(lab: Lab) -> None:
     flow = await declare(lab, "a>z")
     await flow.fail("a")
     assert await lab.engine.flow_views.eligibility(flow["z"]) == "impossible"
+
+
+async def test_a_member_that_ended_before_its_join_is_not_runnable(lab: Lab) -> None:
+    """C-T64, execution.md 3.48: the phase is asked first"""
+    flow = await declare(lab, "a>z")
+    await lab.engine.executions.cancel(flow["z"], reason="enough")
+    await flow.fail("a")
+    assert (await join_of(flow, "z")).state is JoinState.IMPOSSIBLE
+    assert await lab.engine.flow_views.eligibility(flow["z"]) == "not_runnable"
 
 
 async def test_a_held_member_is_blocked_by_dependencies(lab: Lab) -> None:

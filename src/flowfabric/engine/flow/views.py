@@ -28,7 +28,7 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.status import PublicState, public_state
 from flowfabric.core.flow.cancel import is_orphan
-from flowfabric.core.flow.join import AllOf, Edge, EdgeState, Join, JoinState
+from flowfabric.core.flow.join import AllOf, AnyOf, Edge, EdgeState, Join, JoinState
 from flowfabric.core.flow.model import Flow, FlowState, count_outbox, known
 from flowfabric.core.flow.outbox import is_spared
 from flowfabric.core.flow.status import PublicFlowState, public_flow_state
@@ -200,15 +200,16 @@ class FlowViews(Service):
 
     async def eligibility(self, id: str) -> str:
         """Why an execution may run or may not, as far as its dependencies go, in one word:
-        `not_found`, `impossible`, `not_runnable` (a worker has it, it is suspended or has ended),
+        `not_found`, `impossible` (it was skipped), `not_runnable` (a worker has it, it is suspended
+        or has ended otherwise),
         `blocked_by_dependencies` or `eligible`."""
         snapshot = await self._load(id)
         if snapshot is None:
             return "not_found"
-        join = snapshot.life.join
-        if join is not None and join.state is JoinState.IMPOSSIBLE:
-            return "impossible"  # and skipped by the change that made it so
-        if not isinstance(snapshot.state, Ready | Waiting):
+        join, state = snapshot.life.join, snapshot.state
+        if isinstance(state, Ended) and state.outcome is Outcome.SKIPPED:
+            return "impossible"  # its join; the same change has skipped it
+        if not isinstance(state, Ready | Waiting):
             return "not_runnable"
         if snapshot.life.unsealed or (join is not None and join.state is JoinState.PENDING):
             return "blocked_by_dependencies"
@@ -222,7 +223,10 @@ class FlowViews(Service):
             return {}
         query = EdgeQuery(flow=flow, downstreams=(snapshot.execution.uuid,))
         wanted = [each for each in await self._all_edges(query) if each.edge.input is not None]
-        if not isinstance(join.policy, AllOf):
+        if isinstance(join.policy, AnyOf) and join.last is not None:
+            # A rival that ends at the same moment has fired nothing.
+            wanted = [each for each in wanted if each.edge.id.hex == join.last]
+        elif not isinstance(join.policy, AllOf):
             # Only those that fired the join: a later ending changes no argument of a later attempt.
             wanted = await self._in_time(wanted, join.fired_at)
         results = await self.results([state.edge.upstream for state in wanted])

@@ -125,7 +125,8 @@ def describe_cleanup(asked: CleanupRequest | None) -> CancelRequest | None:
 
 async def _input(engine: Engine, claim: Claim) -> bytes:
     """The payload. In a flow whose edges were added one by one, the result that an upstream passes
-    replaces it: of several, that of the upstream which ended last before the run could start."""
+    replaces it: of several, that of the upstream which ended last before the run could start. A
+    join that does not need all of them takes it from the upstream that has fired it."""
     flow, join = claim.snapshot.execution.flow, claim.snapshot.life.join
     if flow is None or join is None or not join.inputs:
         return claim.payload
@@ -133,19 +134,22 @@ async def _input(engine: Engine, claim: Claim) -> bytes:
     if found is None or not found.eager:
         return claim.payload
     edges = await engine.flow_views.edges(flow, downstream=claim.id)
-    upstreams = [state.edge.upstream for state in edges if state.edge.input is not None]
+    passing = [state.edge for state in edges if state.edge.input is not None]
+    last = [edge.upstream for edge in passing if edge.id.hex == join.last]
+    any_order = isinstance(join.policy, AllOf) or join.last is None
+    upstreams = [edge.upstream for edge in passing] if any_order else last
     results, loaded = await asyncio.gather(
         engine.flow_views.results(upstreams), engine.views.load(upstreams)
     )
-    last = None if isinstance(join.policy, AllOf) else join.fired_at
+    fired_at = None if isinstance(join.policy, AllOf) else join.fired_at
     passed = [
-        (snapshot.state.ended_at, uuid, result)
+        (snapshot.state.ended_at, uuid in last, uuid, result)
         for uuid, snapshot in loaded.items()
         if isinstance(snapshot.state, Ended)
-        and (last is None or snapshot.state.ended_at <= last)
+        and (fired_at is None or snapshot.state.ended_at <= fired_at)
         and (result := results.get(uuid)) is not None
     ]
-    return max(passed)[2] if passed else claim.payload
+    return max(passed)[3] if passed else claim.payload
 
 
 async def _steps(engine: Engine, claim: Claim) -> list[StepOnRecord]:
