@@ -96,7 +96,7 @@ async def test_applying_an_edge_says_that_it_passes_the_result(lab: Lab) -> None
     for number, edge in enumerate((first, second), 1):
         assert await apply(flow.id, edge.id, input=f"draft-{number}") == Applied(number)
         assert await apply(flow.id, edge.id, input="late") == AlreadySatisfied("already_applied")
-        expected = replace(edge, created_at=lab.clock.now(), input=f"draft-{number}")
+        expected = replace(edge, created_at=lab.clock.now(), input=f"draft-{number}", late=True)
         assert await lab.engine.flow_views.edge(flow.id, edge.id) == expected
     assert (await flow.flow()).revision == 5
     assert await counters(flow, "c") == (2, 0, 0, 0)
@@ -208,6 +208,55 @@ async def test_another_edge_under_a_known_id_is_a_conflict(lab: Lab) -> None:
     stored = await lab.engine.flow_views.edge(flow.id, edge.id)
     assert stored is not None
     assert shown.created_at == stored.created_at
+
+
+async def test_an_edge_staged_with_a_name_is_another_one_without(lab: Lab) -> None:
+    """F-19, C-T14, I-4: also when it was applied, and by either call"""
+    flow = await Growing.begin(lab, "a", "b", "c")
+    flows = lab.engine.flows
+    whole, halved = flow.edge("a>b", input="x"), flow.edge("a>c", input="x")
+    await flows.stage(whole)
+    await flows.stage_only(halved, 4)
+    await flows.apply(flow.id, halved.id)
+    for edge in (whole, halved):
+        bare = replace(edge, input=None)
+        await refused(flow, flows.stage(bare), EdgeExists)
+        await refused(flow, flows.stage_only(bare, 5), EdgeExists)
+        assert isinstance(await flows.stage(edge), AlreadyStaged)
+        assert isinstance(await flows.stage_only(edge, 5), AlreadyStaged)
+
+
+async def test_an_edge_that_was_named_when_it_was_applied_is_recognised(lab: Lab) -> None:
+    """F-19: as it was staged and as it is now, and by either call"""
+    flow = await Growing.begin(lab, "a", "b")
+    flows = lab.engine.flows
+    edge = flow.edge("a>b")
+    await flows.stage_only(edge, 2)
+    await flows.apply(flow.id, edge.id, input="x")
+    for again in (edge, replace(edge, input="x")):
+        assert isinstance(await flows.stage(again), AlreadyStaged)
+        assert isinstance(await flows.stage_only(again, 2), AlreadyStaged)
+    await refused(flow, flows.stage(replace(edge, input="y")), EdgeExists)
+
+
+@pytest.mark.parametrize("wrong", [2.0, "2"])
+async def test_a_revision_is_a_whole_number(lab: Lab, wrong: Any) -> None:
+    """Coordination.md 1.3"""
+    flow = await Growing.begin(lab, "a", "b")
+    edge = flow.edge("a>b")
+    await refused(flow, lab.engine.flows.stage(edge, expected_revision=wrong), Invalid)
+    await refused(flow, lab.engine.flows.stage_only(edge, wrong), Invalid)
+
+
+async def test_a_cycle_is_told_before_the_state_of_its_members(lab: Lab) -> None:
+    """C-T13, coordination.md 1.3, check 6: the downstream has ended, or its join has fired"""
+    flow = await Growing.begin(lab, "a", "b", "c")
+    await flow.link("a>b")
+    await flow.link("b>c")
+    await flow.seal()
+    await flow.complete("a")
+    await refused(flow, flow.link("b>a"), CycleDetected)
+    await refused(flow, flow.link("c>b"), CycleDetected)
 
 
 async def test_two_edges_between_the_same_two_count_twice(lab: Lab) -> None:

@@ -19,14 +19,23 @@ from flowfabric.core.base.errors import (
     SelfEdge,
 )
 from flowfabric.core.base.ids import ExecutionId, flow_partition, is_home
-from flowfabric.core.base.numbers import check_kind_of
+from flowfabric.core.base.numbers import check_kind_of, check_whole
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.model import Ended, Flags, Snapshot, Waiting
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.submission import Creation
 from flowfabric.core.flow.graph import admitted, check_on, check_policy
-from flowfabric.core.flow.join import Edge, Join, JoinPolicy, JoinState, count
+from flowfabric.core.flow.join import (
+    Edge,
+    Join,
+    JoinPolicy,
+    JoinState,
+    Quorum,
+    count,
+    remember_last,
+    satisfies,
+)
 from flowfabric.core.flow.model import Flow, FlowChange, FlowState, changed, counted_as, open_flow
 from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 from flowfabric.core.flow.progress import rejoined, stand
@@ -57,6 +66,9 @@ class Applied(Struct, frozen=True):
 
     unsatisfied: int
 
+
+MAX_UPSTREAMS = 2**31 - 1
+"""The most upstreams that a join can ask for before it has any."""
 
 MAX_UNAPPLIED = 256
 """How many staged edges a flow remembers as not applied yet; what is older counts as applied."""
@@ -117,7 +129,7 @@ def stage(
 ) -> tuple[FlowChange, Staged]:
     """Adds an edge and gates the downstream in one change; if the upstream has ended already it is
     settled at once. That the graph stays acyclic was looked at before."""
-    upstream, downstream = _member(flow, upstream), _member(flow, downstream)
+    upstream, downstream = both_ends(flow, upstream, downstream)
     if isinstance(downstream.state, Ended):
         raise InvalidGraph("the downstream has ended: it waits for nothing any more")
     join = downstream.life.join or Join()
@@ -128,6 +140,8 @@ def stage(
     settled: tuple[tuple[UUID, Outcome], ...] = ()
     if isinstance(upstream.state, Ended):
         join = count(join, edge.on, upstream.state.outcome)
+        if satisfies(edge.on, upstream.state.outcome):
+            join = remember_last(join, (edge,))
         settled = ((edge.id, upstream.state.outcome),)
     # Only sealed joins are judged: what waits for an upstream also waits for the seal.
     unsealed = downstream.life.unsealed or (flow.state is FlowState.OPEN and not flow.eager)
@@ -137,6 +151,13 @@ def stage(
         flow, grown, (edge,), changes=(replace(gated, settled=settled),), guards=(upstream,)
     )
     return change, Staged(edge.id, grown.revision)
+
+
+def both_ends(
+    flow: Flow, upstream: Snapshot | None, downstream: Snapshot | None
+) -> tuple[Snapshot, Snapshot]:
+    """The two ends of an edge if both are members, the upstream first."""
+    return _member(flow, upstream), _member(flow, downstream)
 
 
 def pass_result(flow: Flow, now: Millis, edge: Edge, downstream: Snapshot | None) -> FlowChange:
@@ -153,10 +174,20 @@ def pass_result(flow: Flow, now: Millis, edge: Edge, downstream: Snapshot | None
     return FlowChange(flow, flow, changes=(change,), passing=(edge,))
 
 
+def check_k(policy: object) -> None:
+    """Before the store is asked: a quorum of none, or of more than can ever be counted."""
+    if isinstance(policy, Quorum):
+        check_whole(policy.k, "k", 1, MAX_UPSTREAMS)
+
+
 def set_policy(
     flow: Flow, now: Millis, downstream: Snapshot | None, policy: JoinPolicy
 ) -> FlowChange | None:
     """Says when the downstream runs, before its first edge; None when that was said before."""
+    try:
+        check_policy(policy, MAX_UPSTREAMS, "edge group")
+    except InvalidGraph as error:  # nothing of the graph is wrong, only the argument
+        raise Invalid(error.detail) from None
     downstream = _member(flow, downstream)
     join = downstream.life.join
     if join is not None and join.n:

@@ -46,7 +46,7 @@ from flowfabric.core.flow.cancel import (
     check_cancel_policy,
     takes_members_along,
 )
-from flowfabric.core.flow.graph import Graph, Plan, check_graph, check_policy, plan
+from flowfabric.core.flow.graph import Graph, Plan, check_graph, plan
 from flowfabric.core.flow.grow import (
     MAX_UNAPPLIED,
     Added,
@@ -91,8 +91,6 @@ from flowfabric.store.rows.record import FLOWS
 MAX_ROUNDS = 100
 """How often a change of a flow is tried: a rival that adds members without a pause wins most."""
 MAX_TOLD = 1000
-MAX_UPSTREAMS = 2**31
-"""The most upstreams that a join can ask for before it has any."""
 
 T = TypeVar("T")
 FlowRule = Callable[[Flow | None, Millis], Awaitable[tuple[FlowChange | None, T]]]
@@ -243,7 +241,9 @@ class Flows(Service):
         """Adds an edge and gates its downstream, in one change. `expected_revision` refuses it if
         the graph has changed since. Repeating it is harmless, whatever the revision; another edge
         under the same id is refused (`EdgeExists`)."""
-        wanted = replace(grow.check_edge(edge), created_at=self._now())
+        wanted = replace(grow.check_edge(edge), created_at=self._now(), late=False)
+        if expected_revision is not None:
+            check_kind_of(expected_revision, int, "expected_revision")
 
         async def decide(
             found: Flow | None, now: Millis
@@ -259,14 +259,14 @@ class Flows(Service):
 
     async def stage_only(self, edge: Edge, expected_revision: int) -> Staged | AlreadyStaged:
         """As `stage`, for a client that applies the edge by a second call."""
-        wanted = replace(grow.check_edge(edge), created_at=self._now())
+        wanted = replace(grow.check_edge(edge), created_at=self._now(), late=False)
+        check_kind_of(expected_revision, int, "expected_revision")
 
         async def decide(
             found: Flow | None, now: Millis
         ) -> tuple[FlowChange | None, Staged | AlreadyStaged]:
             flow = open_flow(found, wanted.flow)
-            applied = wanted.id not in flow.unapplied
-            if await _is_staged(self._context.store, wanted, applied=applied):
+            if await _is_staged(self._context.store, wanted):
                 return None, AlreadyStaged(wanted.id, flow.revision)
             if expected_revision != flow.revision:
                 raise StaleRevision(f"the graph is at revision {flow.revision}")
@@ -310,7 +310,7 @@ class Flows(Service):
         """When the downstream runs: after all, any or so many of its upstreams. Said before its
         first edge; False when the same was said before."""
         key, execution = parse_uuid(flow, "flow"), ExecutionId(downstream)
-        check_policy(policy, MAX_UPSTREAMS, str(execution))
+        grow.check_k(policy)
 
         async def decide(found: Flow | None, now: Millis) -> tuple[FlowChange | None, bool]:
             open = open_flow(found, key)
@@ -557,11 +557,11 @@ class Flows(Service):
 
     async def _staged(self, flow: Flow, now: Millis, edge: Edge) -> tuple[FlowChange, Staged]:
         """The flow with one more edge; `CycleDetected` if it would close a circle."""
-        ends = await self._context.store.load([edge.upstream, edge.downstream])
-        staged = grow.stage(flow, now, edge, ends.get(edge.upstream), ends.get(edge.downstream))
+        found = await self._context.store.load([edge.upstream, edge.downstream])
+        ends = grow.both_ends(flow, found.get(edge.upstream), found.get(edge.downstream))
         if await reaches(self._context.store, edge.flow, edge.downstream, edge.upstream):
             raise CycleDetected("the upstream depends on the downstream already")
-        return staged
+        return grow.stage(flow, now, edge, *ends)
 
 
 async def _owed(store: Store, header: FlowCancelled) -> tuple[ExecutionId, ...]:
@@ -582,7 +582,8 @@ async def _passing(
     if edge.input is not None:
         raise InvalidGraph(f"the edge was staged to pass the result as {edge.input!r}")
     ends = await store.load([edge.downstream])
-    return grow.pass_result(flow, now, replace(edge, input=input), ends.get(edge.downstream))
+    named = replace(edge, input=input, late=True)
+    return grow.pass_result(flow, now, named, ends.get(edge.downstream))
 
 
 async def _find_edge(store: Store, flow: UUID, id: UUID) -> EdgeState | None:
@@ -590,16 +591,15 @@ async def _find_edge(store: Store, flow: UUID, id: UUID) -> EdgeState | None:
     return found[0] if found else None
 
 
-async def _is_staged(store: Store, edge: Edge, *, applied: bool = False) -> bool:
-    """Whether this very edge is there; another one of the same id is a conflict. One that was
-    `applied` may have got its input only then."""
-    found = await _find_edge(store, edge.flow, edge.id)
-    if found is None:
+async def _is_staged(store: Store, edge: Edge) -> bool:
+    """Whether this very edge is there; another one of the same id is a conflict. One that got its
+    input late was staged without."""
+    if (found := await _find_edge(store, edge.flow, edge.id)) is None:
         return False
-    input = found.edge.input if applied and edge.input is None else edge.input
-    if replace(found.edge, created_at=edge.created_at) != replace(edge, input=input):
-        raise _taken_by(found.edge)
-    return True
+    there = replace(found.edge, created_at=edge.created_at, late=False)
+    if edge == there or (found.edge.late and edge == replace(there, input=None)):
+        return True
+    raise _taken_by(found.edge)
 
 
 def _taken_by(edge: Edge) -> EdgeExists:
