@@ -32,7 +32,7 @@ from flowfabric.server.parameters import (
     visible_namespace,
 )
 from flowfabric.server.shown import also, by_name, entry, listing, members, page, shown, word_of
-from flowfabric.server.wire import U32, read_id, respond
+from flowfabric.server.wire import U32, read_id, read_member, respond
 
 States = Annotated[
     list[FlowState] | None, QueryParameter(name="state", description="Only in these; repeatable")
@@ -220,7 +220,7 @@ async def _set_edge_group(
     request: Request[Any, Any, Any], id: str, downstream: str, data: EdgeGroupPolicy
 ) -> Response[dict[str, Any]]:
     key = await _existing(request, id)
-    member = ExecutionId.member(key, read_id(downstream).uuid)
+    member = ExecutionId.member(key, read_member(downstream, key))
     changed = await engine_of(request).flows.set_join(key, member, _policy(data))
     return respond({"set": changed})
 

@@ -143,7 +143,8 @@ async def test_edges_are_listed_in_both_directions(lab: Lab) -> None:
     entering = await edges(flow.id, downstream=flow["c"])
     assert {state.edge.downstream for state in leaving} == {flow["b"].uuid, flow["c"].uuid}
     assert {state.edge.upstream for state in entering} == {flow["a"].uuid, flow["b"].uuid}
-    for nobody in (flow["lonely"], await lab.submit(), await unknown(flow)):
+    elsewhere = ExecutionId.of((flow["a"].partition_index + 1) % 256, flow["a"].uuid)
+    for nobody in (flow["lonely"], await lab.submit(), await unknown(flow), elsewhere):
         assert await edges(flow.id, upstream=nobody) == []
         assert await edges(flow.id, downstream=nobody) == []
     assert await edges(fresh()) == []

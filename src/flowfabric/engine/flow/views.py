@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import FlowFabricError, Invalid, NotFound
-from flowfabric.core.base.ids import ExecutionId, parse_uuid
+from flowfabric.core.base.ids import ANYWHERE, ExecutionId, flow_partition, parse_uuid
 from flowfabric.core.base.numbers import (
     Seconds,
     check_flag,
@@ -172,10 +172,11 @@ class FlowViews(Service):
         self, id: UUID, *, upstream: str | None = None, downstream: str | None = None
     ) -> list[EdgeState]:
         """Edges of a flow by id; those that leave or enter one execution."""
+        key = parse_uuid(id, "flow")
         query = EdgeQuery(
-            flow=parse_uuid(id, "flow"),
-            upstreams=None if upstream is None else (ExecutionId(upstream).uuid,),
-            downstreams=None if downstream is None else (ExecutionId(downstream).uuid,),
+            flow=key,
+            upstreams=None if upstream is None else _here(upstream, key),
+            downstreams=None if downstream is None else _here(downstream, key),
         )
         return await self._all_edges(query)
 
@@ -297,6 +298,12 @@ def _member(snapshot: Snapshot) -> Member:
         join=snapshot.life.join,
         spared=is_spared(snapshot),
     )
+
+
+def _here(id: str, flow: UUID) -> tuple[UUID, ...]:
+    """The execution, if it can be a member: with another partition the id is of another one."""
+    found = ExecutionId(id)
+    return (found.uuid,) if found.partition_index in (ANYWHERE, flow_partition(flow)) else ()
 
 
 def _state(word: object) -> FlowState:
