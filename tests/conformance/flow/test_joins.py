@@ -15,6 +15,7 @@ from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission
 from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode
+from flowfabric.core.flow.grow import AlreadyStaged
 from flowfabric.core.flow.join import (
     AllOf,
     AnyOf,
@@ -394,6 +395,23 @@ async def test_an_upstream_that_gave_nothing_is_named_all_the_same(lab: Lab) -> 
     await flow.fail("b")
     await flow.complete("c")
     assert await inputs(flow, "z") == {"a": None, "b": None, "c": b"c"}
+
+
+async def test_an_empty_name_passes_nothing(lab: Lab) -> None:
+    """C-T27, coordination.md 1.10: declared, staged or applied, it is as if it were not there"""
+    declared = await begin(lab, passing(("a", "z", "")))
+    grown = await Growing.begin(lab, "a", "z")
+    edge = grown.edge("a>z", input="")
+    await lab.engine.flows.stage_only(edge, 2)
+    await lab.engine.flows.apply(grown.id, edge.id, input="")
+    assert isinstance(await lab.engine.flows.stage(edge), AlreadyStaged)
+    await grown.seal()
+    for flow in (declared, grown):
+        await flow.complete("a")
+        assert await inputs(flow, "z") == {}
+        assert not (await join_of(flow, "z")).inputs
+        (state,) = await lab.engine.flow_views.edges(flow.id)
+        assert state.edge.input is None
 
 
 @pytest.mark.parametrize("winner", ["a", "b"])

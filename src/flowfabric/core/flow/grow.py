@@ -230,14 +230,15 @@ def unseal(snapshot: Snapshot | None, now: Millis) -> "Change[object]":
 
 
 def check_edge(edge: object) -> Edge:
-    """The edge if it can be staged, as far as that shows without the flow."""
+    """The edge if it can be staged, as far as that shows without the flow. One that passes data
+    under an empty name passes none."""
     found = check_kind_of(edge, Edge, "edge")
     for id in (found.id, found.flow, found.upstream, found.downstream):
         check_kind_of(id, UUID, "an id of an edge")
     if found.upstream == found.downstream:
         raise SelfEdge("a run cannot wait for itself")
     check_on(found.on, found.input)
-    return found
+    return replace(found, input=found.input or None)
 
 
 def _member(

@@ -283,7 +283,7 @@ class Flows(Service):
         `Applied` for one that `stage_only` has staged, once. That first call may also say under
         which name the edge passes the result, if staging it did not."""
         key, wanted = parse_uuid(flow, "flow"), parse_uuid(edge, "edge")
-        name = None if input is None else check_text(input, "input", limit=MAX_REASON)
+        name = check_text(input, "input", limit=MAX_REASON) or None if input is not None else None
 
         async def decide(
             found: Flow | None, now: Millis
