@@ -107,6 +107,20 @@ async def test_applying_an_edge_says_that_it_passes_the_result(lab: Lab) -> None
     assert inputs == {"draft-1": b"a", "draft-2": b"b"}
 
 
+async def test_any_number_of_edges_may_wait_to_be_applied(lab: Lab) -> None:
+    """C-T15, coordination.md 1.5: each is applied once, however many were staged since"""
+    flow = await Growing.begin(lab, "a", "b")
+    edges = [flow.edge("a>b") for _ in range(300)]
+    for revision, edge in enumerate(edges, 2):
+        await lab.engine.flows.stage_only(edge, revision)
+    apply = lab.engine.flows.apply
+    assert await apply(flow.id, edges[0].id) == Applied(1)
+    assert await apply(flow.id, edges[-1].id) == Applied(2)
+    for edge in (edges[0], edges[-1]):
+        assert await apply(flow.id, edge.id) == AlreadySatisfied("already_applied")
+    assert (await flow.flow()).revision == 302
+
+
 async def test_a_name_that_an_edge_was_staged_with_is_not_changed(lab: Lab) -> None:
     flow = await Growing.begin(lab, "a", "b")
     wanted = flow.edge("a>b", input="draft")

@@ -70,9 +70,6 @@ class Applied(Struct, frozen=True):
 MAX_UPSTREAMS = 2**31 - 1
 """The most upstreams that a join can ask for before it has any."""
 
-MAX_UNAPPLIED = 256
-"""How many staged edges a flow remembers as not applied yet; what is older counts as applied."""
-
 MAX_STRAY = Millis(60_000)
 """How long an execution that is held for a flow may take to become a member of it."""
 
@@ -165,13 +162,14 @@ def pass_result(flow: Flow, now: Millis, edge: Edge, downstream: Snapshot | None
     as `edge.input`. A downstream that has begun keeps the input that it began with."""
     downstream = _member(flow, downstream)
     if downstream.attempts_made:
-        return FlowChange(flow, flow, guards=(downstream,))
+        plain = replace(edge, input=None, late=False)
+        return FlowChange(flow, flow, guards=(downstream,), applied=(plain,))
     join = downstream.life.join or Join()
     if join.inputs:
-        return FlowChange(flow, flow, guards=(downstream,), passing=(edge,))
+        return FlowChange(flow, flow, guards=(downstream,), applied=(edge,))
     life = replace(downstream.life, join=replace(join, inputs=True))
     change: Change[object] = Change(None, downstream, stand(downstream, now, life))
-    return FlowChange(flow, flow, changes=(change,), passing=(edge,))
+    return FlowChange(flow, flow, changes=(change,), applied=(edge,))
 
 
 def check_k(policy: object) -> None:

@@ -60,7 +60,9 @@ class JoinState(StrEnum):
 class Edge(Struct, frozen=True, omit_defaults=True, gc=False):
     """One execution depends on another. `input` names the parameter of the downstream that gets the
     upstream's result (a path, where it is inside of one). It is written once, except that an edge
-    which was staged without an input may get one when it is applied, which makes it `late`."""
+    which was staged without an input may get one when it is applied, which makes it `late`. It is
+    `unapplied` as long as a client has staged it and not yet applied it by a second call; that
+    client is told so, and nothing else depends on it."""
 
     id: UUID
     flow: UUID
@@ -70,6 +72,7 @@ class Edge(Struct, frozen=True, omit_defaults=True, gc=False):
     input: str | None = None
     created_at: Millis = Millis(0)
     late: bool = False
+    unapplied: bool = False
 
 
 class EdgeState(Struct, frozen=True, gc=False):

@@ -48,7 +48,6 @@ from flowfabric.core.flow.cancel import (
 )
 from flowfabric.core.flow.graph import Graph, Plan, check_graph, plan
 from flowfabric.core.flow.grow import (
-    MAX_UNAPPLIED,
     Added,
     AlreadyMember,
     AlreadyStaged,
@@ -241,7 +240,7 @@ class Flows(Service):
         """Adds an edge and gates its downstream, in one change. `expected_revision` refuses it if
         the graph has changed since. Repeating it is harmless, whatever the revision; another edge
         under the same id is refused (`EdgeExists`)."""
-        wanted = replace(grow.check_edge(edge), created_at=self._now(), late=False)
+        wanted = replace(grow.check_edge(edge), created_at=self._now(), late=False, unapplied=False)
         if expected_revision is not None:
             check_kind_of(expected_revision, int, "expected_revision")
 
@@ -259,7 +258,7 @@ class Flows(Service):
 
     async def stage_only(self, edge: Edge, expected_revision: int) -> Staged | AlreadyStaged:
         """As `stage`, for a client that applies the edge by a second call."""
-        wanted = replace(grow.check_edge(edge), created_at=self._now(), late=False)
+        wanted = replace(grow.check_edge(edge), created_at=self._now(), late=False, unapplied=False)
         check_kind_of(expected_revision, int, "expected_revision")
 
         async def decide(
@@ -270,9 +269,7 @@ class Flows(Service):
                 return None, AlreadyStaged(wanted.id, flow.revision)
             if expected_revision != flow.revision:
                 raise StaleRevision(f"the graph is at revision {flow.revision}")
-            change, staged = await self._staged(flow, now, wanted)
-            waiting = (*change.after.unapplied, wanted.id)[-MAX_UNAPPLIED:]
-            return replace(change, after=replace(change.after, unapplied=waiting)), staged
+            return await self._staged(flow, now, replace(wanted, unapplied=True))
 
         return await self._change(wanted.flow, decide)
 
@@ -291,18 +288,17 @@ class Flows(Service):
             if (staged := await _find_edge(self._context.store, key, wanted)) is None:
                 raise NotFound("edge", edge)
             present = known(found, key)
-            if wanted not in present.unapplied:
+            if not staged.edge.unapplied:
                 return None, AlreadySatisfied("already_applied")
-            waiting = tuple(id for id in present.unapplied if id != wanted)
             into = EdgeQuery(flow=key, downstreams=(staged.edge.downstream,), unsettled=True)
-            unsatisfied = {
+            unsatisfied = [
                 state.edge.id
                 async for page in edge_pages(self._context.store, into)
                 for state in page
-            }
-            after = changed(present, now, unapplied=waiting)
-            change = await _passing(self._context.store, present, now, staged.edge, name)
-            return replace(change, after=after), Applied(len(unsatisfied.difference(waiting)))
+                if state.edge.id == wanted or not state.edge.unapplied
+            ]
+            change = await _applied(self._context.store, present, now, staged.edge, name)
+            return replace(change, after=changed(present, now)), Applied(len(unsatisfied))
 
         return await self._change(key, decide)
 
@@ -573,16 +569,17 @@ async def _owed(store: Store, header: FlowCancelled) -> tuple[ExecutionId, ...]:
     return tuple(member.execution.id for member in found if not (pending and member.attempts_made))
 
 
-async def _passing(
+async def _applied(
     store: Store, flow: Flow, now: Millis, edge: Edge, input: str | None
 ) -> FlowChange:
-    """The flow with the edge passing the result as `input`, if it does not yet."""
+    """The flow with the edge applied and passing the result as `input`, if it does not yet."""
+    applied = replace(edge, unapplied=False)
     if input in (None, edge.input):
-        return FlowChange(flow, flow)
+        return FlowChange(flow, flow, applied=(applied,))
     if edge.input is not None:
         raise InvalidGraph(f"the edge was staged to pass the result as {edge.input!r}")
     ends = await store.load([edge.downstream])
-    named = replace(edge, input=input, late=True)
+    named = replace(applied, input=input, late=True)
     return grow.pass_result(flow, now, named, ends.get(edge.downstream))
 
 
@@ -596,7 +593,7 @@ async def _is_staged(store: Store, edge: Edge) -> bool:
     input late was staged without."""
     if (found := await _find_edge(store, edge.flow, edge.id)) is None:
         return False
-    there = replace(found.edge, created_at=edge.created_at, late=False)
+    there = replace(found.edge, created_at=edge.created_at, late=False, unapplied=False)
     if edge == there or (found.edge.late and edge == replace(there, input=None)):
         return True
     raise _taken_by(found.edge)
