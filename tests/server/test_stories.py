@@ -277,6 +277,19 @@ async def test_results_pass_along_an_edge(player: Player, result: bytes | None) 
     assert claim["payload"] == b64(result or b"own")
 
 
+async def test_an_upstream_that_runs_again_has_passed_its_result(player: Player) -> None:
+    """coordination.md 1.16: a replay takes back neither a satisfied edge nor its data."""
+    http, flow = player.http, await create_flow(player.http)
+    upstream = await add_member(http, flow, lane_id="up")
+    downstream = await add_member(http, flow, lane_id="down", input_payload=list(b"own"))
+    edge = {"edge_id": str(fresh()), "data_passing_ref": "output"}
+    edge |= {"upstream_execution_id": upstream, "downstream_execution_id": downstream}
+    await player.post(f"/v1/flows/{flow}/edges", 201, expected_graph_revision=2, **edge)
+    await player.do(await player.take("up"), "complete", result_base64=b64(b"first"))
+    assert (await http.post(f"/v1/executions/{upstream}/replay")).is_success
+    assert (await player.take("down"))["payload"] == b64(b"first")
+
+
 @pytest.mark.parametrize("ended_first", [False, True])
 async def test_applying_an_edge_may_say_that_it_passes_the_result(
     player: Player, ended_first: bool

@@ -445,6 +445,20 @@ async def test_after_a_replay_the_new_winner_gives_the_data(lab: Lab) -> None:
     assert await inputs(flow, "z") == {"y": b"b"}
 
 
+@pytest.mark.parametrize("policy", [AllOf(), AnyOf(LET), Quorum(1, LET)], ids=str)
+async def test_an_upstream_that_runs_again_has_given_its_result(
+    lab: Lab, policy: JoinPolicy
+) -> None:
+    """Coordination.md 1.16, I-16: a replay takes back neither a satisfied edge nor its data"""
+    flow = await begin(lab, passing(("a", "z", "x"), z=policy))
+    await flow.complete("a")
+    await lab.engine.executions.replay(flow["a"])
+    assert await inputs(flow, "z") == {"x": b"a"}
+    await flow.fail("a")
+    assert await lab.state(flow["z"]) is PublicState.WAITING
+    assert await inputs(flow, "z") == {"x": b"a"}
+
+
 async def test_a_terminal_child_is_given_nothing_new(lab: Lab) -> None:
     """C-T28, I-16: a late success does not touch what it was given"""
     flow = await begin(lab, passing(("a", "z", "x"), z=AllOf()))

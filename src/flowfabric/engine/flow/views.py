@@ -35,6 +35,7 @@ from flowfabric.core.flow.status import PublicFlowState, public_flow_state
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.records import find
 from flowfabric.engine.context import EngineContext, Service
+from flowfabric.engine.flow.passing import PassedResult, passed_results
 from flowfabric.engine.flow.resolver import FlowResolver
 from flowfabric.engine.flow.walks import edge_pages, load_all, member_pages, whole
 from flowfabric.store.queries import EdgeQuery, FlowQuery, MembersOf
@@ -224,31 +225,15 @@ class FlowViews(Service):
             return {}
         query = EdgeQuery(flow=flow, downstreams=(snapshot.execution.uuid,))
         wanted = [each for each in await self._all_edges(query) if each.edge.input is not None]
-        if isinstance(join.policy, AnyOf) and join.last is not None:
-            # A rival that ends at the same moment has fired nothing.
-            wanted = [each for each in wanted if each.edge.id.hex == join.last]
-        elif not isinstance(join.policy, AllOf):
-            # Only those that fired the join: a later ending changes no argument of a later attempt.
-            wanted = await self._in_time(wanted, join.fired_at)
-        results = await self.results([state.edge.upstream for state in wanted])
+        upstreams = await self._ended.put(tuple(each.edge.upstream for each in wanted))
+        passed = await passed_results(wanted, upstreams, self._context.store.attempts)
         given: dict[str, bytes | None] = {}
-        for state in wanted:
-            name, result = state.edge.input or "", results.get(state.edge.upstream)
+        for edge in _counting(join, wanted, passed):
+            name = edge.input or ""
             if given.get(name) is None:
-                given[name] = result
+                end = passed.get(edge.upstream)
+                given[name] = None if end is None else end.result
         return given
-
-    async def _in_time(self, edges: list[EdgeState], fired_at: Millis | None) -> list[EdgeState]:
-        """Edges whose upstreams had ended when the join fired, the earliest first."""
-        upstreams = [state.edge.upstream for state in edges]
-        ends = {
-            uuid: snapshot.state.ended_at
-            for uuid, snapshot in (await load_all(self._context.store, upstreams)).items()
-            if isinstance(snapshot.state, Ended)
-        }
-        late = Millis(0) if fired_at is None else Millis(fired_at + 1)
-        found = [state for state in edges if ends.get(state.edge.upstream, late) < late]
-        return sorted(found, key=lambda state: (ends[state.edge.upstream], state.edge.id))
 
     async def results(self, uuids: list[UUID]) -> dict[UUID, bytes | None]:
         """The results of executions that succeeded; None for those that did not."""
@@ -286,6 +271,23 @@ class FlowViews(Service):
     async def _all_edges(self, query: EdgeQuery) -> list[EdgeState]:
         pages = edge_pages(self._context.store, query)
         return [state async for page in pages for state in page]
+
+
+def _counting(
+    join: Join, edges: list[EdgeState], passed: Mapping[UUID, PassedResult]
+) -> list[Edge]:
+    """The edges whose data a join takes: all, or those of upstreams that had ended when it fired,
+    the earliest first. A later ending changes no argument of a later attempt."""
+    found = [state.edge for state in edges]
+    if isinstance(join.policy, AllOf):
+        return found
+    if isinstance(join.policy, AnyOf) and join.last is not None:
+        # A rival that ends at the same moment has fired nothing.
+        return [edge for edge in found if edge.id.hex == join.last]
+    ends = {uuid: end.ended_at for uuid, end in passed.items()}
+    late = Millis(0) if join.fired_at is None else Millis(join.fired_at + 1)
+    found = [edge for edge in found if ends.get(edge.upstream, late) < late]
+    return sorted(found, key=lambda edge: (ends[edge.upstream], edge.id))
 
 
 def _member(snapshot: Snapshot) -> Member:
