@@ -6,6 +6,7 @@ from uuid import UUID
 import httpx
 import pytest
 
+from flowfabric.core.base.ids import ExecutionId
 from flowfabric.engine.engine import Engine
 from flowfabric.store.clock import ManualClock
 from tests.kit.http import (
@@ -204,6 +205,34 @@ async def test_a_taken_edge_id_shows_the_stored_edge(
         "input": "a",
         "created_at": at,
     }
+
+
+async def test_an_id_of_another_partition_is_no_member(http: httpx.AsyncClient) -> None:
+    """execution.md 1.1, I-44: two ids with one uuid and different partitions are different ids;
+    the revision is compared before members are looked for (coordination.md 1.3)."""
+    flow = await create_flow(http)
+    first, second = await add_member(http, flow), await add_member(http, flow)
+
+    def elsewhere(id: str) -> str:
+        return tagged(uuid_of(id), (ExecutionId(id).partition_index + 1) % 256)
+
+    for ends in ((elsewhere(first), second), (first, elsewhere(second))):
+        stale = error_of(await stage(http, flow, *ends, 7), 409)
+        assert stale["code"] == "stale_graph_revision"
+        assert error_of(await stage(http, flow, *ends, 2), 409)["code"] == "execution_not_in_flow"
+    staged = (await stage(http, flow, first, second, 2)).json()["Staged"]
+    edge, groups = staged["edge_id"], f"{URL}/{flow}/edge-groups"
+    error_of(await apply(http, flow, edge, elsewhere(first), second), 400)
+    error_of(await apply(http, flow, edge, first, elsewhere(second)), 404)
+    assert (await apply(http, flow, edge, first, second)).json()["Applied"]
+    policy = await http.put(f"{groups}/{elsewhere(first)}", json={"kind": "any_of"})
+    assert error_of(policy, 409)["code"] == "execution_not_in_flow"
+    for name, id in (("upstream", first), ("downstream", second)):
+        counts = [
+            len((await http.get(f"{URL}/{flow}/edges", params={name: each})).json()["edges"])
+            for each in (id, str(uuid_of(id)), elsewhere(id))
+        ]
+        assert counts == [1, 1, 0]
 
 
 async def test_edges_of_nothing(http: httpx.AsyncClient) -> None:

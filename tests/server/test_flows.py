@@ -433,3 +433,24 @@ def test_the_home_of_a_partition_is_no_flow(partition: int) -> None:
     assert flow_partition(home) == partition
     assert is_home(home)
     assert not is_home(UUID(NOBODY))
+
+
+async def test_flows_are_paged_and_a_limit_of_0_gives_an_empty_page(
+    http: httpx.AsyncClient,
+) -> None:
+    """C-T62, coordination.md 1.10: the cursor is exclusive, and the last page has none"""
+    flows = [await create_flow(http) for _ in range(3)]
+    found: list[str] = []
+    params: dict[str, Any] = {"limit": 2, "newest_first": False}
+    while True:
+        page = (await http.get(URL, params=params)).json()
+        found += [flow["id"] for flow in page["flows"]]
+        if page["next_cursor"] is None:
+            break
+        params["cursor"] = page["next_cursor"]
+    assert found == flows
+    none = await http.get(URL, params={"limit": 0})
+    assert none.json() == {"flows": [], "next_cursor": None}
+    members = await http.get(f"{URL}/{flows[0]}/members", params={"limit": 0})
+    assert members.json() == {"members": [], "next_cursor": None}
+    error_of(await http.get(URL, params={"limit": -1}), 400)

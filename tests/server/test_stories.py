@@ -277,6 +277,19 @@ async def test_results_pass_along_an_edge(player: Player, result: bytes | None) 
     assert claim["payload"] == b64(result or b"own")
 
 
+async def test_an_upstream_that_runs_again_has_passed_its_result(player: Player) -> None:
+    """coordination.md 1.16: a replay takes back neither a satisfied edge nor its data."""
+    http, flow = player.http, await create_flow(player.http)
+    upstream = await add_member(http, flow, lane_id="up")
+    downstream = await add_member(http, flow, lane_id="down", input_payload=list(b"own"))
+    edge = {"edge_id": str(fresh()), "data_passing_ref": "output"}
+    edge |= {"upstream_execution_id": upstream, "downstream_execution_id": downstream}
+    await player.post(f"/v1/flows/{flow}/edges", 201, expected_graph_revision=2, **edge)
+    await player.do(await player.take("up"), "complete", result_base64=b64(b"first"))
+    assert (await http.post(f"/v1/executions/{upstream}/replay")).is_success
+    assert (await player.take("down"))["payload"] == b64(b"first")
+
+
 @pytest.mark.parametrize("ended_first", [False, True])
 async def test_applying_an_edge_may_say_that_it_passes_the_result(
     player: Player, ended_first: bool
@@ -302,8 +315,13 @@ async def test_applying_an_edge_may_say_that_it_passes_the_result(
     assert shown["edge"]["input"] == "x"
 
 
-async def test_the_upstream_that_fires_a_race_passes_its_result(player: Player, lab: Lab) -> None:
-    """coordination.md 1.6: a later result of another upstream changes nothing."""
+@pytest.mark.parametrize("pause", [0, 1])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+async def test_the_upstream_that_fires_a_race_passes_its_result(
+    player: Player, lab: Lab, order: tuple[int, int], pause: int
+) -> None:
+    """coordination.md 1.6: a later result of another upstream changes nothing, not even one of the
+    same moment."""
     http, flow = player.http, await create_flow(player.http)
     racers = [await add_member(http, flow, lane_id="up") for _ in range(2)]
     downstream = await add_member(http, flow, lane_id="down")
@@ -315,7 +333,25 @@ async def test_the_upstream_that_fires_a_race_passes_its_result(player: Player, 
         await player.post(f"/v1/flows/{flow}/edges", 201, expected_graph_revision=revision, **edge)
         await player.post(f"/v1/flows/{flow}/edges/apply", graph_revision=revision + 1, **edge)
     claims = [await player.take("up") for _ in racers]
-    await player.do(claims[0], "complete", result_base64=b64(b"first"))
-    await lab.pass_time(1)
-    await player.do(claims[1], "complete", result_base64=b64(b"second"))
+    first, second = (claims[number] for number in order)
+    await player.do(first, "complete", result_base64=b64(b"first"))
+    await lab.pass_time(pause)
+    await player.do(second, "complete", result_base64=b64(b"second"))
     assert (await player.take("down"))["payload"] == b64(b"first")
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+async def test_the_last_upstream_passes_its_result(player: Player, order: tuple[int, int]) -> None:
+    """coordination.md 1.6: of all that pass data to one downstream the last wins, also where two
+    end at the same moment."""
+    http, flow = player.http, await create_flow(player.http)
+    upstreams = [await add_member(http, flow, lane_id="up") for _ in range(2)]
+    downstream = await add_member(http, flow, lane_id="down")
+    for revision, upstream in enumerate(upstreams, 3):
+        ends = {"upstream_execution_id": upstream, "downstream_execution_id": downstream}
+        edge = {"edge_id": str(fresh()), "data_passing_ref": "output", **ends}
+        await player.post(f"/v1/flows/{flow}/edges", 201, expected_graph_revision=revision, **edge)
+    claims = [await player.take("up") for _ in upstreams]
+    for number in order:
+        await player.do(claims[number], "complete", result_base64=b64(b"%d" % number))
+    assert (await player.take("down"))["payload"] == b64(b"%d" % order[-1])

@@ -18,9 +18,12 @@ from flowfabric import (
     SyncContext,
 )
 from flowfabric.core.base.errors import NotFound
+from flowfabric.core.execution.model import WorkerIdentity
+from flowfabric.core.execution.submission import Submission
+from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode
 from flowfabric.worker.api.flow import Node
 from tests.worker import handlers
-from tests.worker.bench import Bench, Log, working
+from tests.worker.bench import TTL, Bench, Log, working
 from tests.worker.flows import Row, Tasks, states, work
 
 
@@ -106,6 +109,25 @@ async def test_an_output_that_is_none_is_none(bench: Bench) -> None:
         flow.add(show, flow.add(nothing).output)
     await work(bench)
     assert await flow.result(60) == [None]
+
+
+async def test_an_upstream_without_a_result_leaves_the_argument_as_it_was(bench: Bench) -> None:
+    """coordination.md 1.6: its payload is kept"""
+
+    @bench.fabric.task()
+    async def show(value: str) -> str:
+        return value
+
+    nodes = (
+        GraphNode("up", Submission(kind="foreign")),
+        GraphNode("down", Submission(kind=show.name, payload=b'{"value":"own"}')),
+    )
+    graph = Graph(nodes, (GraphEdge("up", "down", input="value"),))
+    flow = await bench.engine.flows.declare("nightly", graph)
+    (claim,) = await bench.engine.claims.claim(WorkerIdentity("w1", "w1-a"), ttl=TTL)
+    await bench.engine.attempts.complete(claim, None)
+    assert await work(bench) == 1
+    assert await bench.engine.views.result(flow.members["down"]) == b'"own"'
 
 
 async def test_an_output_of_the_wrong_type_fails_the_one_that_wanted_it(

@@ -30,7 +30,7 @@ def respond_page(
     show: Callable[[S], dict[str, Any]] = document,
 ) -> Response[Any]:
     """A page of values. There may be more if it is full; `cursor` names the last one."""
-    more = cursor(found[-1]) if len(found) == limit else None
+    more = cursor(found[-1]) if found and len(found) == limit else None
     return respond({noun: [show(each) for each in found], "next_cursor": more})
 
 

@@ -40,6 +40,7 @@ from flowfabric.server.wire import (
     fit,
     optional_uuid,
     read_id,
+    read_member,
     read_uuid_text,
     respond,
     same_uuid,
@@ -215,8 +216,8 @@ async def stage_edge(
     edge = Edge(
         id=optional_uuid(data.edge_id, "edge_id") or engine.suspensions.new_id(),
         flow=flow,
-        upstream=read_id(data.upstream_execution_id).uuid,
-        downstream=read_id(data.downstream_execution_id).uuid,
+        upstream=read_member(data.upstream_execution_id, flow),
+        downstream=read_member(data.downstream_execution_id, flow),
         on=_dependency(data.dependency_kind),
         input=data.data_passing_ref or None,
     )
@@ -287,7 +288,7 @@ async def _check_edge(engine: Engine, flow: UUID, edge: UUID, data: ApplyEdge) -
     if await engine.flow_views.get(flow) is None:
         raise NotFound("flow", flow)
     upstream, downstream = (
-        read_id(data.upstream_execution_id),
+        read_member(data.upstream_execution_id, flow),
         read_id(data.downstream_execution_id),
     )
     if await engine.views.state(downstream) is None:
@@ -298,7 +299,7 @@ async def _check_edge(engine: Engine, flow: UUID, edge: UUID, data: ApplyEdge) -
     staged = await engine.flow_views.edge(flow, edge)
     if staged is None:
         raise InvalidGraph("edge_not_found: stage the edge first")
-    if (staged.upstream, staged.downstream) != (upstream.uuid, downstream.uuid):
+    if (staged.upstream, staged.downstream) != (upstream, downstream.uuid):
         raise InvalidGraph("the edge was staged between other executions")
     if staged.on is not kind:
         raise InvalidGraph(f"the edge was staged as {staged.on}")

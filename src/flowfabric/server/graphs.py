@@ -22,8 +22,8 @@ from flowfabric.server.documents import document, plain, respond_page
 from flowfabric.server.long_polls import while_wanted
 from flowfabric.server.parameters import (
     Cursor,
+    FlowLimit,
     Namespace,
-    PageLimit,
     Tag,
     Wait,
     find_flow,
@@ -32,7 +32,7 @@ from flowfabric.server.parameters import (
     visible_namespace,
 )
 from flowfabric.server.shown import also, by_name, entry, listing, members, page, shown, word_of
-from flowfabric.server.wire import U32, read_id, respond
+from flowfabric.server.wire import U32, read_id, read_member, respond
 
 States = Annotated[
     list[FlowState] | None, QueryParameter(name="state", description="Only in these; repeatable")
@@ -70,7 +70,7 @@ async def list_flows(
     tag: Tag = None,
     newest_first: FromQuery[bool] = True,
     cursor: Cursor = None,
-    limit: PageLimit = 100,
+    limit: FlowLimit = 100,
 ) -> Response[dict[str, Any]]:
     """Flows that match every filter, by creation time, newest first. `status` also tells whether
     all members of a flow that stays open have ended."""
@@ -142,7 +142,7 @@ async def flow_members(
     request: Request[Any, Any, Any],
     id: FromPath[str],
     cursor: Cursor = None,
-    limit: PageLimit = 100,
+    limit: FlowLimit = 100,
 ) -> Response[dict[str, Any]]:
     """Members by id, with their states."""
     key, engine = await _existing(request, id), engine_of(request)
@@ -220,7 +220,7 @@ async def _set_edge_group(
     request: Request[Any, Any, Any], id: str, downstream: str, data: EdgeGroupPolicy
 ) -> Response[dict[str, Any]]:
     key = await _existing(request, id)
-    member = ExecutionId.member(key, read_id(downstream).uuid)
+    member = ExecutionId.member(key, read_member(downstream, key))
     changed = await engine_of(request).flows.set_join(key, member, _policy(data))
     return respond({"set": changed})
 

@@ -25,6 +25,10 @@ Cursor = Annotated[str | None, QueryParameter(description="The `next_cursor` of 
 PageLimit = Annotated[
     int, QueryParameter(ge=1, le=MAX_PAGE, description=f"At most so many, up to {MAX_PAGE}")
 ]
+FlowLimit = Annotated[
+    int,
+    QueryParameter(ge=0, le=MAX_PAGE, description=f"At most so many, up to {MAX_PAGE}; 0 for none"),
+]
 Wait = Annotated[str | None, QueryParameter(description="How long to wait, up to 30s: 500ms, 20s")]
 Namespace = Annotated[str | None, QueryParameter(description="Only of this namespace")]
 Tag = Annotated[str | None, QueryParameter(description="Only with this tag: key=value")]

@@ -31,7 +31,7 @@ from litestar.typing import FieldDefinition
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from flowfabric.core.base.errors import Invalid, InvalidId
-from flowfabric.core.base.ids import ANYWHERE, ExecutionId, RunId
+from flowfabric.core.base.ids import ANYWHERE, ExecutionId, RunId, derive_uuid, flow_partition
 from flowfabric.core.base.time import Millis
 from flowfabric.server.asgi import Receive, Scope, Send
 from flowfabric.server.unknown_fields import Find, unknown_fields
@@ -247,6 +247,14 @@ def read_id(text: str) -> ExecutionId:
     if tagged is not None and _UUID_FORMS.fullmatch(tagged[2]):
         return ExecutionId(f"{{fp:{tagged[1]}}}:{UUID(tagged[2])}")
     return ExecutionId(text)  # which says what is wrong with it
+
+
+def read_member(text: str, flow: UUID) -> UUID:
+    """The uuid of a member of a flow. An id with another partition is another execution, which is
+    no member: it gets a uuid that nothing has."""
+    id = read_id(text)
+    here = id.partition_index in (ANYWHERE, flow_partition(flow))
+    return id.uuid if here else derive_uuid(id.uuid, id)
 
 
 def read_uuid_text(text: str, what: str) -> UUID:

@@ -377,10 +377,10 @@ class FlowStore(Protocol):
         """Writes a change of a flow and everything in it, whole or not at all: the flow if its
         version is current (a new one if there is none of that id), the executions of `changes` as
         `apply` does, edges (an existing one stays), and new outbox entries; entries that are done
-        are deleted. The edges of `passing` exist and are given this document; their downstreams are
-        among `changes` or `guards`. `guards` are compared and locked like the executions of
-        `changes`. With `done`, every one of those entries must still exist, so that each is counted
-        once. False if anything has changed."""
+        are deleted. The edges of `applied` exist and are given this document; if one passes data
+        from then on, its downstream is among `changes` or `guards`. `guards` are compared and
+        locked like the executions of `changes`. With `done`, every one of those entries must still
+        exist, so that each is counted once. False if anything has changed."""
 
     async def lay_flows(self, flows: Sequence[NewFlow], now: Millis) -> set[UUID]:
         """Creates each flow that does not exist, with its edges (an existing one stays) and its

@@ -460,17 +460,32 @@ NO_WORD: Any = "x"
 
 
 @pytest.mark.rules
-@pytest.mark.parametrize(
-    "bad",
-    [Quorum(0), Quorum(-1), Quorum(2**31 + 1), Quorum(1, NO_WORD), AnyOf(NO_WORD), "AllOf", None],
-)
-async def test_a_join_that_says_nothing_is_refused(lab: Lab, bad: Any) -> None:
-    """C-T35: k = 0, unknown words; nothing is written"""
+@pytest.mark.parametrize("k", [0, -1, 2**31, 2**32, True, 1.5, "2"])
+async def test_a_quorum_of_an_impossible_number_is_refused(lab: Lab, k: Any) -> None:
+    """C-T35, coordination.md 1.4, check 1: before the flow is looked for; nothing is written"""
     flow = await Growing.begin(lab, "a")
     before = await kept(flow)
-    for id in (flow.id, fresh()):  # before the flow is looked for: 1.4, check 1
-        with pytest.raises(Invalid):
-            await lab.engine.flows.set_join(id, flow["a"], bad)
+    for id in (flow.id, fresh()):
+        with pytest.raises(Invalid) as refusal:
+            await lab.engine.flows.set_join(id, flow["a"], Quorum(k))
+        assert refusal.value.code == "invalid_input"
+    assert await kept(flow) == before
+    assert await lab.engine.flows.set_join(flow.id, flow["a"], Quorum(2**31 - 1))
+
+
+@pytest.mark.rules
+@pytest.mark.inside  # through HTTP an argument of the wrong type is refused before it is sent
+@pytest.mark.parametrize("bad", [Quorum(1, NO_WORD), AnyOf(NO_WORD), "AllOf", None])
+async def test_a_join_that_says_nothing_is_refused(lab: Lab, bad: Any) -> None:
+    """C-T35, coordination.md 1.4, checks 2 to 5: unknown words are invalid input, in a flow that
+    is there; nothing is written"""
+    flow = await Growing.begin(lab, "a")
+    before = await kept(flow)
+    with pytest.raises(Invalid) as refusal:
+        await lab.engine.flows.set_join(flow.id, flow["a"], bad)
+    assert refusal.value.code == "invalid_input"
+    with pytest.raises(NotFound):
+        await lab.engine.flows.set_join(fresh(), flow["a"], bad)
     assert await kept(flow) == before
 
 

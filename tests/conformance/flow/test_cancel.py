@@ -190,7 +190,7 @@ async def test_an_open_flow_is_cancelled_with_the_members_it_holds(lab: Lab) -> 
 
 
 async def test_a_running_member_loses_its_lease(lab: Lab) -> None:
-    """F-35: its worker is told when it asks next"""
+    """F-35, coordination.md 1.12: its worker hears of it when it asks; the source is an operator"""
     drawn = await declare(lab, "a")
     claim = await drawn.take("a")
     await cancel(drawn)
@@ -200,7 +200,7 @@ async def test_a_running_member_loses_its_lease(lab: Lab) -> None:
         await lab.complete(claim)
     seen = await described(lab, claim.id)
     assert (seen.state, seen.lease, seen.cancel_reason) == (CANCELLED, None, "enough")
-    assert seen.cancelled_by == "flow_cascade"
+    assert seen.cancelled_by == "operator_override"
     assert await drawn.endings() == {"a": [Outcome.CANCELLED]}
 
 

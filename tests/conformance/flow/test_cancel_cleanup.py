@@ -43,7 +43,7 @@ async def test_a_cancelled_flow_ends_with_the_cleanup_of_its_last_member(lab: La
     flow = await drawn.check()
     assert (flow.state, flow.ended_at) == (FlowState.CANCELLED, None)
     seen = await described(lab, drawn["running"])
-    assert (seen.cancel_reason, seen.cancelled_by) == ("enough", "flow_cascade")
+    assert (seen.cancel_reason, seen.cancelled_by) == ("enough", "operator_override")
 
     await lab.engine.attempts.finish_cleanup(running)
     await drawn.settled()

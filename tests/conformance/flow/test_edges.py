@@ -96,7 +96,7 @@ async def test_applying_an_edge_says_that_it_passes_the_result(lab: Lab) -> None
     for number, edge in enumerate((first, second), 1):
         assert await apply(flow.id, edge.id, input=f"draft-{number}") == Applied(number)
         assert await apply(flow.id, edge.id, input="late") == AlreadySatisfied("already_applied")
-        expected = replace(edge, created_at=lab.clock.now(), input=f"draft-{number}")
+        expected = replace(edge, created_at=lab.clock.now(), input=f"draft-{number}", late=True)
         assert await lab.engine.flow_views.edge(flow.id, edge.id) == expected
     assert (await flow.flow()).revision == 5
     assert await counters(flow, "c") == (2, 0, 0, 0)
@@ -105,6 +105,20 @@ async def test_applying_an_edge_says_that_it_passes_the_result(lab: Lab) -> None
     claim = await lab.claim_one()
     inputs = await lab.engine.flow_views.inputs(claim.snapshot)
     assert inputs == {"draft-1": b"a", "draft-2": b"b"}
+
+
+async def test_any_number_of_edges_may_wait_to_be_applied(lab: Lab) -> None:
+    """C-T15, coordination.md 1.5: each is applied once, however many were staged since"""
+    flow = await Growing.begin(lab, "a", "b")
+    edges = [flow.edge("a>b") for _ in range(300)]
+    for revision, edge in enumerate(edges, 2):
+        await lab.engine.flows.stage_only(edge, revision)
+    apply = lab.engine.flows.apply
+    assert await apply(flow.id, edges[0].id) == Applied(1)
+    assert await apply(flow.id, edges[-1].id) == Applied(2)
+    for edge in (edges[0], edges[-1]):
+        assert await apply(flow.id, edge.id) == AlreadySatisfied("already_applied")
+    assert (await flow.flow()).revision == 302
 
 
 async def test_a_name_that_an_edge_was_staged_with_is_not_changed(lab: Lab) -> None:
@@ -143,7 +157,8 @@ async def test_edges_are_listed_in_both_directions(lab: Lab) -> None:
     entering = await edges(flow.id, downstream=flow["c"])
     assert {state.edge.downstream for state in leaving} == {flow["b"].uuid, flow["c"].uuid}
     assert {state.edge.upstream for state in entering} == {flow["a"].uuid, flow["b"].uuid}
-    for nobody in (flow["lonely"], await lab.submit(), await unknown(flow)):
+    elsewhere = ExecutionId.of((flow["a"].partition_index + 1) % 256, flow["a"].uuid)
+    for nobody in (flow["lonely"], await lab.submit(), await unknown(flow), elsewhere):
         assert await edges(flow.id, upstream=nobody) == []
         assert await edges(flow.id, downstream=nobody) == []
     assert await edges(fresh()) == []
@@ -208,6 +223,55 @@ async def test_another_edge_under_a_known_id_is_a_conflict(lab: Lab) -> None:
     stored = await lab.engine.flow_views.edge(flow.id, edge.id)
     assert stored is not None
     assert shown.created_at == stored.created_at
+
+
+async def test_an_edge_staged_with_a_name_is_another_one_without(lab: Lab) -> None:
+    """F-19, C-T14, I-4: also when it was applied, and by either call"""
+    flow = await Growing.begin(lab, "a", "b", "c")
+    flows = lab.engine.flows
+    whole, halved = flow.edge("a>b", input="x"), flow.edge("a>c", input="x")
+    await flows.stage(whole)
+    await flows.stage_only(halved, 4)
+    await flows.apply(flow.id, halved.id)
+    for edge in (whole, halved):
+        bare = replace(edge, input=None)
+        await refused(flow, flows.stage(bare), EdgeExists)
+        await refused(flow, flows.stage_only(bare, 5), EdgeExists)
+        assert isinstance(await flows.stage(edge), AlreadyStaged)
+        assert isinstance(await flows.stage_only(edge, 5), AlreadyStaged)
+
+
+async def test_an_edge_that_was_named_when_it_was_applied_is_recognised(lab: Lab) -> None:
+    """F-19: as it was staged and as it is now, and by either call"""
+    flow = await Growing.begin(lab, "a", "b")
+    flows = lab.engine.flows
+    edge = flow.edge("a>b")
+    await flows.stage_only(edge, 2)
+    await flows.apply(flow.id, edge.id, input="x")
+    for again in (edge, replace(edge, input="x")):
+        assert isinstance(await flows.stage(again), AlreadyStaged)
+        assert isinstance(await flows.stage_only(again, 2), AlreadyStaged)
+    await refused(flow, flows.stage(replace(edge, input="y")), EdgeExists)
+
+
+@pytest.mark.parametrize("wrong", [2.0, "2"])
+async def test_a_revision_is_a_whole_number(lab: Lab, wrong: Any) -> None:
+    """Coordination.md 1.3"""
+    flow = await Growing.begin(lab, "a", "b")
+    edge = flow.edge("a>b")
+    await refused(flow, lab.engine.flows.stage(edge, expected_revision=wrong), Invalid)
+    await refused(flow, lab.engine.flows.stage_only(edge, wrong), Invalid)
+
+
+async def test_a_cycle_is_told_before_the_state_of_its_members(lab: Lab) -> None:
+    """C-T13, coordination.md 1.3, check 6: the downstream has ended, or its join has fired"""
+    flow = await Growing.begin(lab, "a", "b", "c")
+    await flow.link("a>b")
+    await flow.link("b>c")
+    await flow.seal()
+    await flow.complete("a")
+    await refused(flow, flow.link("b>a"), CycleDetected)
+    await refused(flow, flow.link("c>b"), CycleDetected)
 
 
 async def test_two_edges_between_the_same_two_count_twice(lab: Lab) -> None:

@@ -15,6 +15,7 @@ from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission
 from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode
+from flowfabric.core.flow.grow import AlreadyStaged
 from flowfabric.core.flow.join import (
     AllOf,
     AnyOf,
@@ -396,12 +397,66 @@ async def test_an_upstream_that_gave_nothing_is_named_all_the_same(lab: Lab) -> 
     assert await inputs(flow, "z") == {"a": None, "b": None, "c": b"c"}
 
 
+async def test_an_empty_name_passes_nothing(lab: Lab) -> None:
+    """C-T27, coordination.md 1.10: declared, staged or applied, it is as if it were not there"""
+    declared = await begin(lab, passing(("a", "z", "")))
+    grown = await Growing.begin(lab, "a", "z")
+    edge = grown.edge("a>z", input="")
+    await lab.engine.flows.stage_only(edge, 2)
+    await lab.engine.flows.apply(grown.id, edge.id, input="")
+    assert isinstance(await lab.engine.flows.stage(edge), AlreadyStaged)
+    await grown.seal()
+    for flow in (declared, grown):
+        await flow.complete("a")
+        assert await inputs(flow, "z") == {}
+        assert not (await join_of(flow, "z")).inputs
+        (state,) = await lab.engine.flow_views.edges(flow.id)
+        assert state.edge.input is None
+
+
 @pytest.mark.parametrize("winner", ["a", "b"])
 async def test_of_rivals_for_one_input_the_winner_gives_it(lab: Lab, winner: str) -> None:
     """F-23: the first of two providers, whichever it is"""
     flow = await begin(lab, passing(("a", "z", "x"), ("b", "z", "x"), z=AnyOf()))
     await flow.complete(winner)
     assert await inputs(flow, "z") == {"x": winner.encode()}
+
+
+@pytest.mark.parametrize(("winner", "loser"), ["ab", "ba"])
+async def test_a_rival_that_ends_at_the_same_moment_gives_nothing(
+    lab: Lab, winner: str, loser: str
+) -> None:
+    """C-T32, coordination.md 1.6: data comes from the upstream whose success fired the join only"""
+    names = {"a": "x", "b": "y"}
+    flow = await begin(lab, passing(("a", "z", "x"), ("b", "z", "y"), z=AnyOf(LET)))
+    await flow.complete(winner)
+    await flow.complete(loser)
+    assert await inputs(flow, "z") == {names[winner]: winner.encode()}
+
+
+async def test_after_a_replay_the_new_winner_gives_the_data(lab: Lab) -> None:
+    """F-14, F-23: what was known of the first round is forgotten"""
+    flow = await begin(lab, passing(("a", "z", "x"), ("b", "z", "y"), z=AnyOf(LET)))
+    await flow.fail("a", "b")
+    assert await lab.state(flow["z"]) is PublicState.SKIPPED
+    await lab.engine.flows.replay(flow.id)
+    await flow.complete("b")
+    await flow.complete("a")
+    assert await inputs(flow, "z") == {"y": b"b"}
+
+
+@pytest.mark.parametrize("policy", [AllOf(), AnyOf(LET), Quorum(1, LET)], ids=str)
+async def test_an_upstream_that_runs_again_has_given_its_result(
+    lab: Lab, policy: JoinPolicy
+) -> None:
+    """Coordination.md 1.16, I-16: a replay takes back neither a satisfied edge nor its data"""
+    flow = await begin(lab, passing(("a", "z", "x"), z=policy))
+    await flow.complete("a")
+    await lab.engine.executions.replay(flow["a"])
+    assert await inputs(flow, "z") == {"x": b"a"}
+    await flow.fail("a")
+    assert await lab.state(flow["z"]) is PublicState.WAITING
+    assert await inputs(flow, "z") == {"x": b"a"}
 
 
 async def test_a_terminal_child_is_given_nothing_new(lab: Lab) -> None:
@@ -440,6 +495,15 @@ async def test_what_became_impossible_is_told_so(lab: Lab) -> None:
     flow = await declare(lab, "a>z")
     await flow.fail("a")
     assert await lab.engine.flow_views.eligibility(flow["z"]) == "impossible"
+
+
+async def test_a_member_that_ended_before_its_join_is_not_runnable(lab: Lab) -> None:
+    """C-T64, execution.md 3.48: the phase is asked first"""
+    flow = await declare(lab, "a>z")
+    await lab.engine.executions.cancel(flow["z"], reason="enough")
+    await flow.fail("a")
+    assert (await join_of(flow, "z")).state is JoinState.IMPOSSIBLE
+    assert await lab.engine.flow_views.eligibility(flow["z"]) == "not_runnable"
 
 
 async def test_a_held_member_is_blocked_by_dependencies(lab: Lab) -> None:

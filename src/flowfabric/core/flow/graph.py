@@ -33,7 +33,8 @@ class GraphNode(Struct, frozen=True, gc=False):
 
 
 class GraphEdge(Struct, frozen=True, gc=False):
-    """`downstream` runs after `upstream`; `input` names the parameter that gets its result."""
+    """`downstream` runs after `upstream`; `input`, unless it is empty, names the parameter that
+    gets its result."""
 
     upstream: str
     downstream: str
@@ -231,7 +232,7 @@ def join_member(
     snapshot = creation.snapshot
     head = replace(snapshot.head, flags=snapshot.head.flags | Flags.FLOW)
     if incoming:
-        passes = any(link.input is not None for link in incoming)
+        passes = any(link.input for link in incoming)
         join = Join(policy=policy, n=len(incoming), inputs=passes)
         head = replace(head, life=replace(head.life, join=join))
     return replace(creation, snapshot=admitted(replace(snapshot, head=head), now))
@@ -255,6 +256,6 @@ def _edges(
             upstream=ids[link.upstream].uuid,
             downstream=ids[link.downstream].uuid,
             on=link.on,
-            input=link.input,
+            input=link.input or None,
             created_at=now,
         )

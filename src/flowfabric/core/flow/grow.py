@@ -19,14 +19,23 @@ from flowfabric.core.base.errors import (
     SelfEdge,
 )
 from flowfabric.core.base.ids import ExecutionId, flow_partition, is_home
-from flowfabric.core.base.numbers import check_kind_of
+from flowfabric.core.base.numbers import check_kind_of, check_whole
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.model import Ended, Flags, Snapshot, Waiting
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.submission import Creation
 from flowfabric.core.flow.graph import admitted, check_on, check_policy
-from flowfabric.core.flow.join import Edge, Join, JoinPolicy, JoinState, count
+from flowfabric.core.flow.join import (
+    Edge,
+    Join,
+    JoinPolicy,
+    JoinState,
+    Quorum,
+    count,
+    remember_last,
+    satisfies,
+)
 from flowfabric.core.flow.model import Flow, FlowChange, FlowState, changed, counted_as, open_flow
 from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 from flowfabric.core.flow.progress import rejoined, stand
@@ -58,8 +67,8 @@ class Applied(Struct, frozen=True):
     unsatisfied: int
 
 
-MAX_UNAPPLIED = 256
-"""How many staged edges a flow remembers as not applied yet; what is older counts as applied."""
+MAX_UPSTREAMS = 2**31 - 1
+"""The most upstreams that a join can ask for before it has any."""
 
 MAX_STRAY = Millis(60_000)
 """How long an execution that is held for a flow may take to become a member of it."""
@@ -117,7 +126,7 @@ def stage(
 ) -> tuple[FlowChange, Staged]:
     """Adds an edge and gates the downstream in one change; if the upstream has ended already it is
     settled at once. That the graph stays acyclic was looked at before."""
-    upstream, downstream = _member(flow, upstream), _member(flow, downstream)
+    upstream, downstream = both_ends(flow, upstream, downstream)
     if isinstance(downstream.state, Ended):
         raise InvalidGraph("the downstream has ended: it waits for nothing any more")
     join = downstream.life.join or Join()
@@ -128,6 +137,8 @@ def stage(
     settled: tuple[tuple[UUID, Outcome], ...] = ()
     if isinstance(upstream.state, Ended):
         join = count(join, edge.on, upstream.state.outcome)
+        if satisfies(edge.on, upstream.state.outcome):
+            join = remember_last(join, (edge,))
         settled = ((edge.id, upstream.state.outcome),)
     # Only sealed joins are judged: what waits for an upstream also waits for the seal.
     unsealed = downstream.life.unsealed or (flow.state is FlowState.OPEN and not flow.eager)
@@ -139,24 +150,42 @@ def stage(
     return change, Staged(edge.id, grown.revision)
 
 
+def both_ends(
+    flow: Flow, upstream: Snapshot | None, downstream: Snapshot | None
+) -> tuple[Snapshot, Snapshot]:
+    """The two ends of an edge if both are members, the upstream first."""
+    return _member(flow, upstream), _member(flow, downstream)
+
+
 def pass_result(flow: Flow, now: Millis, edge: Edge, downstream: Snapshot | None) -> FlowChange:
     """The flow with `edge`, which was staged without an input, passing the result of its upstream
     as `edge.input`. A downstream that has begun keeps the input that it began with."""
     downstream = _member(flow, downstream)
     if downstream.attempts_made:
-        return FlowChange(flow, flow, guards=(downstream,))
+        plain = replace(edge, input=None, late=False)
+        return FlowChange(flow, flow, guards=(downstream,), applied=(plain,))
     join = downstream.life.join or Join()
     if join.inputs:
-        return FlowChange(flow, flow, guards=(downstream,), passing=(edge,))
+        return FlowChange(flow, flow, guards=(downstream,), applied=(edge,))
     life = replace(downstream.life, join=replace(join, inputs=True))
     change: Change[object] = Change(None, downstream, stand(downstream, now, life))
-    return FlowChange(flow, flow, changes=(change,), passing=(edge,))
+    return FlowChange(flow, flow, changes=(change,), applied=(edge,))
+
+
+def check_k(policy: object) -> None:
+    """Before the store is asked: a quorum of none, or of more than can ever be counted."""
+    if isinstance(policy, Quorum):
+        check_whole(policy.k, "k", 1, MAX_UPSTREAMS)
 
 
 def set_policy(
     flow: Flow, now: Millis, downstream: Snapshot | None, policy: JoinPolicy
 ) -> FlowChange | None:
     """Says when the downstream runs, before its first edge; None when that was said before."""
+    try:
+        check_policy(policy, MAX_UPSTREAMS, "edge group")
+    except InvalidGraph as error:  # nothing of the graph is wrong, only the argument
+        raise Invalid(error.detail) from None
     downstream = _member(flow, downstream)
     join = downstream.life.join
     if join is not None and join.n:
@@ -199,14 +228,15 @@ def unseal(snapshot: Snapshot | None, now: Millis) -> "Change[object]":
 
 
 def check_edge(edge: object) -> Edge:
-    """The edge if it can be staged, as far as that shows without the flow."""
+    """The edge if it can be staged, as far as that shows without the flow. One that passes data
+    under an empty name passes none."""
     found = check_kind_of(edge, Edge, "edge")
     for id in (found.id, found.flow, found.upstream, found.downstream):
         check_kind_of(id, UUID, "an id of an edge")
     if found.upstream == found.downstream:
         raise SelfEdge("a run cannot wait for itself")
     check_on(found.on, found.input)
-    return found
+    return replace(found, input=found.input or None)
 
 
 def _member(

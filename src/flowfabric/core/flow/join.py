@@ -4,6 +4,7 @@ A join counts how its upstreams ended, each edge once. It is part of the executi
 version of the state row guards it: whatever the order of endings, it fires once.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from uuid import UUID
 
@@ -59,7 +60,9 @@ class JoinState(StrEnum):
 class Edge(Struct, frozen=True, omit_defaults=True, gc=False):
     """One execution depends on another. `input` names the parameter of the downstream that gets the
     upstream's result (a path, where it is inside of one). It is written once, except that an edge
-    which was staged without an input may get one when it is applied."""
+    which was staged without an input may get one when it is applied, which makes it `late`. It is
+    `unapplied` as long as a client has staged it and not yet applied it by a second call; that
+    client is told so, and nothing else depends on it."""
 
     id: UUID
     flow: UUID
@@ -68,6 +71,8 @@ class Edge(Struct, frozen=True, omit_defaults=True, gc=False):
     on: On = On.SUCCESS
     input: str | None = None
     created_at: Millis = Millis(0)
+    late: bool = False
+    unapplied: bool = False
 
 
 class EdgeState(Struct, frozen=True, gc=False):
@@ -82,7 +87,9 @@ class EdgeState(Struct, frozen=True, gc=False):
 
 
 class Join(Document, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The group of all edges into one execution. `inputs` says whether any of them passes data.
+    """The group of all edges into one execution. `inputs` says whether any of them passes data, and
+    `last` is the edge that was the last to be satisfied before the join fired. It is kept for joins
+    that pass data, and only where that edge was counted alone.
 
     `floors` are edges that a replay has opened again, with the version of their upstream at that
     moment: an ending from before it was counted already, and does not count a second time. `rounds`
@@ -98,6 +105,7 @@ class Join(Document, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     state: JoinState = JoinState.PENDING
     fired_at: Millis | None = None
     inputs: bool = False
+    last: str | None = None
     floors: dict[str, int] = field(default_factory=dict)
     rounds: dict[str, int] = field(default_factory=dict)
 
@@ -140,6 +148,13 @@ def count(join: Join, on: On, outcome: Outcome) -> Join:
     if outcome is Outcome.SKIPPED:
         return replace(join, skipped=join.skipped + 1)
     return replace(join, failed=join.failed + 1)
+
+
+def remember_last(join: Join, satisfied: Sequence[Edge]) -> Join:
+    """The join after these edges were satisfied at once. One that has fired keeps what it knows."""
+    if join.state is not JoinState.PENDING or not join.inputs or not satisfied:
+        return join
+    return replace(join, last=satisfied[0].id.hex if len(satisfied) == 1 else None)
 
 
 def evaluate(join: Join, now: Millis) -> Join:

@@ -68,8 +68,7 @@ class Flow(Document, frozen=True, kw_only=True, omit_defaults=True):
     """`revision` grows by one with every member and every edge; `ended` counts members by how they
     ended; `graph` is a digest of the declaration, where the graph was declared as a whole. One that
     is `eager` is never sealed: its members run as soon as their own edges allow, and it stays open
-    when all of them have ended. `unapplied` are its latest edges that were staged and not applied
-    yet, where a client does the two one after the other."""
+    when all of them have ended."""
 
     id: UUID = UUID(int=0)
     version: int = 1
@@ -87,7 +86,6 @@ class Flow(Document, frozen=True, kw_only=True, omit_defaults=True):
     parent: Parent | None = None
     graph: str | None = None
     eager: bool = False
-    unapplied: tuple[UUID, ...] = ()
     tags: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -103,8 +101,8 @@ class Flow(Document, frozen=True, kw_only=True, omit_defaults=True):
 class FlowChange(Struct, frozen=True):
     """A change of a flow and of everything it was decided together with; written whole or not at
     all, and only while every version stands: of the flow, of the executions of `changes`, and of
-    the `guards`, which are only looked at. `done` are outbox entries that are done by it, `passing`
-    known edges that pass a result from now on."""
+    the `guards`, which are only looked at. `done` are outbox entries that are done by it, `applied`
+    known edges that were staged before."""
 
     before: Flow | None
     after: Flow
@@ -113,7 +111,7 @@ class FlowChange(Struct, frozen=True):
     guards: tuple[Snapshot, ...] = ()
     owed: tuple[OutboxEntry, ...] = ()
     done: tuple[OutboxEntry, ...] = ()
-    passing: tuple[Edge, ...] = ()
+    applied: tuple[Edge, ...] = ()
 
 
 def check_parent(parent: object) -> Parent:

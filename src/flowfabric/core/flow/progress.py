@@ -27,7 +27,15 @@ from flowfabric.core.execution.model import (
     Waiting,
 )
 from flowfabric.core.execution.status import vector
-from flowfabric.core.flow.join import EdgeState, Join, JoinState, count, evaluate
+from flowfabric.core.flow.join import (
+    EdgeState,
+    Join,
+    JoinState,
+    count,
+    evaluate,
+    remember_last,
+    satisfies,
+)
 from flowfabric.core.flow.outbox import SIBLING, MemberEnding, OutboxEntry, OutboxKind
 from flowfabric.core.wait.model import Loaded, Needs
 from flowfabric.core.wait.resume import clean_up_first
@@ -98,8 +106,13 @@ def settle(
     fresh = [each for each in settlements if _is_open(loaded, each, snapshot)]
     if join is None or not fresh:
         return unchanged(None)
+    satisfied = []
     for each in fresh:
-        join = count(join, loaded.edges[each.edge].edge.on, each.outcome)
+        edge = loaded.edges[each.edge].edge
+        join = count(join, edge.on, each.outcome)
+        if satisfies(edge.on, each.outcome):
+            satisfied.append(edge)
+    join = remember_last(join, satisfied)
     change = rejoined(snapshot, now, replace(snapshot.life, join=join))
     return replace(change, settled=tuple((each.edge, each.outcome) for each in fresh))
 

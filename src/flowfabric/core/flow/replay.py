@@ -163,7 +163,15 @@ def _remembering(join: Join, edges: list[_Edge], upstreams: Mapping[UUID, Snapsh
 
 def _counted(join: Join, edges: Iterable[_Edge], now: Millis, *, judged: bool = True) -> Join:
     """The join counted from the given outcomes alone; unless the flow is open, it may fire."""
-    fresh = replace(join, succeeded=0, failed=0, skipped=0, state=JoinState.PENDING, fired_at=None)
+    fresh = replace(
+        join,
+        succeeded=0,
+        failed=0,
+        skipped=0,
+        state=JoinState.PENDING,
+        fired_at=None,
+        last=None,
+    )
     for edge in edges:
         if edge.outcome is not None:
             fresh = count(fresh, edge.state.edge.on, edge.outcome)

@@ -46,9 +46,8 @@ from flowfabric.core.flow.cancel import (
     check_cancel_policy,
     takes_members_along,
 )
-from flowfabric.core.flow.graph import Graph, Plan, check_graph, check_policy, plan
+from flowfabric.core.flow.graph import Graph, Plan, check_graph, plan
 from flowfabric.core.flow.grow import (
-    MAX_UNAPPLIED,
     Added,
     AlreadyMember,
     AlreadyStaged,
@@ -91,8 +90,6 @@ from flowfabric.store.rows.record import FLOWS
 MAX_ROUNDS = 100
 """How often a change of a flow is tried: a rival that adds members without a pause wins most."""
 MAX_TOLD = 1000
-MAX_UPSTREAMS = 2**31
-"""The most upstreams that a join can ask for before it has any."""
 
 T = TypeVar("T")
 FlowRule = Callable[[Flow | None, Millis], Awaitable[tuple[FlowChange | None, T]]]
@@ -243,7 +240,9 @@ class Flows(Service):
         """Adds an edge and gates its downstream, in one change. `expected_revision` refuses it if
         the graph has changed since. Repeating it is harmless, whatever the revision; another edge
         under the same id is refused (`EdgeExists`)."""
-        wanted = replace(grow.check_edge(edge), created_at=self._now())
+        wanted = replace(grow.check_edge(edge), created_at=self._now(), late=False, unapplied=False)
+        if expected_revision is not None:
+            check_kind_of(expected_revision, int, "expected_revision")
 
         async def decide(
             found: Flow | None, now: Millis
@@ -259,20 +258,18 @@ class Flows(Service):
 
     async def stage_only(self, edge: Edge, expected_revision: int) -> Staged | AlreadyStaged:
         """As `stage`, for a client that applies the edge by a second call."""
-        wanted = replace(grow.check_edge(edge), created_at=self._now())
+        wanted = replace(grow.check_edge(edge), created_at=self._now(), late=False, unapplied=False)
+        check_kind_of(expected_revision, int, "expected_revision")
 
         async def decide(
             found: Flow | None, now: Millis
         ) -> tuple[FlowChange | None, Staged | AlreadyStaged]:
             flow = open_flow(found, wanted.flow)
-            applied = wanted.id not in flow.unapplied
-            if await _is_staged(self._context.store, wanted, applied=applied):
+            if await _is_staged(self._context.store, wanted):
                 return None, AlreadyStaged(wanted.id, flow.revision)
             if expected_revision != flow.revision:
                 raise StaleRevision(f"the graph is at revision {flow.revision}")
-            change, staged = await self._staged(flow, now, wanted)
-            waiting = (*change.after.unapplied, wanted.id)[-MAX_UNAPPLIED:]
-            return replace(change, after=replace(change.after, unapplied=waiting)), staged
+            return await self._staged(flow, now, replace(wanted, unapplied=True))
 
         return await self._change(wanted.flow, decide)
 
@@ -283,7 +280,7 @@ class Flows(Service):
         `Applied` for one that `stage_only` has staged, once. That first call may also say under
         which name the edge passes the result, if staging it did not."""
         key, wanted = parse_uuid(flow, "flow"), parse_uuid(edge, "edge")
-        name = None if input is None else check_text(input, "input", limit=MAX_REASON)
+        name = check_text(input, "input", limit=MAX_REASON) or None if input is not None else None
 
         async def decide(
             found: Flow | None, now: Millis
@@ -291,18 +288,17 @@ class Flows(Service):
             if (staged := await _find_edge(self._context.store, key, wanted)) is None:
                 raise NotFound("edge", edge)
             present = known(found, key)
-            if wanted not in present.unapplied:
+            if not staged.edge.unapplied:
                 return None, AlreadySatisfied("already_applied")
-            waiting = tuple(id for id in present.unapplied if id != wanted)
             into = EdgeQuery(flow=key, downstreams=(staged.edge.downstream,), unsettled=True)
-            unsatisfied = {
+            unsatisfied = [
                 state.edge.id
                 async for page in edge_pages(self._context.store, into)
                 for state in page
-            }
-            after = changed(present, now, unapplied=waiting)
-            change = await _passing(self._context.store, present, now, staged.edge, name)
-            return replace(change, after=after), Applied(len(unsatisfied.difference(waiting)))
+                if state.edge.id == wanted or not state.edge.unapplied
+            ]
+            change = await _applied(self._context.store, present, now, staged.edge, name)
+            return replace(change, after=changed(present, now)), Applied(len(unsatisfied))
 
         return await self._change(key, decide)
 
@@ -310,7 +306,7 @@ class Flows(Service):
         """When the downstream runs: after all, any or so many of its upstreams. Said before its
         first edge; False when the same was said before."""
         key, execution = parse_uuid(flow, "flow"), ExecutionId(downstream)
-        check_policy(policy, MAX_UPSTREAMS, str(execution))
+        grow.check_k(policy)
 
         async def decide(found: Flow | None, now: Millis) -> tuple[FlowChange | None, bool]:
             open = open_flow(found, key)
@@ -557,11 +553,11 @@ class Flows(Service):
 
     async def _staged(self, flow: Flow, now: Millis, edge: Edge) -> tuple[FlowChange, Staged]:
         """The flow with one more edge; `CycleDetected` if it would close a circle."""
-        ends = await self._context.store.load([edge.upstream, edge.downstream])
-        staged = grow.stage(flow, now, edge, ends.get(edge.upstream), ends.get(edge.downstream))
+        found = await self._context.store.load([edge.upstream, edge.downstream])
+        ends = grow.both_ends(flow, found.get(edge.upstream), found.get(edge.downstream))
         if await reaches(self._context.store, edge.flow, edge.downstream, edge.upstream):
             raise CycleDetected("the upstream depends on the downstream already")
-        return staged
+        return grow.stage(flow, now, edge, *ends)
 
 
 async def _owed(store: Store, header: FlowCancelled) -> tuple[ExecutionId, ...]:
@@ -573,16 +569,18 @@ async def _owed(store: Store, header: FlowCancelled) -> tuple[ExecutionId, ...]:
     return tuple(member.execution.id for member in found if not (pending and member.attempts_made))
 
 
-async def _passing(
+async def _applied(
     store: Store, flow: Flow, now: Millis, edge: Edge, input: str | None
 ) -> FlowChange:
-    """The flow with the edge passing the result as `input`, if it does not yet."""
+    """The flow with the edge applied and passing the result as `input`, if it does not yet."""
+    applied = replace(edge, unapplied=False)
     if input in (None, edge.input):
-        return FlowChange(flow, flow)
+        return FlowChange(flow, flow, applied=(applied,))
     if edge.input is not None:
         raise InvalidGraph(f"the edge was staged to pass the result as {edge.input!r}")
     ends = await store.load([edge.downstream])
-    return grow.pass_result(flow, now, replace(edge, input=input), ends.get(edge.downstream))
+    named = replace(applied, input=input, late=True)
+    return grow.pass_result(flow, now, named, ends.get(edge.downstream))
 
 
 async def _find_edge(store: Store, flow: UUID, id: UUID) -> EdgeState | None:
@@ -590,16 +588,15 @@ async def _find_edge(store: Store, flow: UUID, id: UUID) -> EdgeState | None:
     return found[0] if found else None
 
 
-async def _is_staged(store: Store, edge: Edge, *, applied: bool = False) -> bool:
-    """Whether this very edge is there; another one of the same id is a conflict. One that was
-    `applied` may have got its input only then."""
-    found = await _find_edge(store, edge.flow, edge.id)
-    if found is None:
+async def _is_staged(store: Store, edge: Edge) -> bool:
+    """Whether this very edge is there; another one of the same id is a conflict. One that got its
+    input late was staged without."""
+    if (found := await _find_edge(store, edge.flow, edge.id)) is None:
         return False
-    input = found.edge.input if applied and edge.input is None else edge.input
-    if replace(found.edge, created_at=edge.created_at) != replace(edge, input=input):
-        raise _taken_by(found.edge)
-    return True
+    there = replace(found.edge, created_at=edge.created_at, late=False, unapplied=False)
+    if edge == there or (found.edge.late and edge == replace(there, input=None)):
+        return True
+    raise _taken_by(found.edge)
 
 
 def _taken_by(edge: Edge) -> EdgeExists:

@@ -48,6 +48,7 @@ from flowfabric.store.queries import EdgeQuery, Unsettled
 COUNT_AT = 50
 MAX_ROUNDS = 20
 CASCADE = Owner(source=Source.FLOW_CASCADE)
+OPERATOR = Owner(source=Source.OPERATOR)
 
 log = logging.getLogger("flowfabric.flows")
 
@@ -209,13 +210,14 @@ class FlowResolver(Service):
             _tell_cancelled(list(reasons.values()), answers)
 
     async def cancel_members(self, flow: Flow) -> None:
-        """Cancels the members a cancelled flow takes along."""
+        """Cancels the members a cancelled flow takes along: in the name of an operator, unless the
+        flow ended with its run."""
         if flow.cancel is None or flow.cancel.policy is CancelPolicy.FLOW_ONLY:
             return
         pending = flow.cancel.policy is CancelPolicy.PENDING
         rule = partial(
             _cancel_pending if pending else operator.cancel,
-            owner=CASCADE,
+            owner=CASCADE if is_orphan(flow) else OPERATOR,
             reason=flow.cancel.reason,
         )
         by = flow.cancel.by

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import FlowFabricError, Invalid, NotFound
-from flowfabric.core.base.ids import ExecutionId, parse_uuid
+from flowfabric.core.base.ids import ANYWHERE, ExecutionId, flow_partition, parse_uuid
 from flowfabric.core.base.numbers import (
     Seconds,
     check_flag,
@@ -28,13 +28,14 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.status import PublicState, public_state
 from flowfabric.core.flow.cancel import is_orphan
-from flowfabric.core.flow.join import AllOf, Edge, EdgeState, Join, JoinState
+from flowfabric.core.flow.join import AllOf, AnyOf, Edge, EdgeState, Join, JoinState
 from flowfabric.core.flow.model import Flow, FlowState, count_outbox, known
 from flowfabric.core.flow.outbox import is_spared
 from flowfabric.core.flow.status import PublicFlowState, public_flow_state
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.records import find
 from flowfabric.engine.context import EngineContext, Service
+from flowfabric.engine.flow.passing import PassedResult, passed_results
 from flowfabric.engine.flow.resolver import FlowResolver
 from flowfabric.engine.flow.walks import edge_pages, load_all, member_pages, whole
 from flowfabric.store.queries import EdgeQuery, FlowQuery, MembersOf
@@ -172,10 +173,11 @@ class FlowViews(Service):
         self, id: UUID, *, upstream: str | None = None, downstream: str | None = None
     ) -> list[EdgeState]:
         """Edges of a flow by id; those that leave or enter one execution."""
+        key = parse_uuid(id, "flow")
         query = EdgeQuery(
-            flow=parse_uuid(id, "flow"),
-            upstreams=None if upstream is None else (ExecutionId(upstream).uuid,),
-            downstreams=None if downstream is None else (ExecutionId(downstream).uuid,),
+            flow=key,
+            upstreams=None if upstream is None else _here(upstream, key),
+            downstreams=None if downstream is None else _here(downstream, key),
         )
         return await self._all_edges(query)
 
@@ -200,15 +202,16 @@ class FlowViews(Service):
 
     async def eligibility(self, id: str) -> str:
         """Why an execution may run or may not, as far as its dependencies go, in one word:
-        `not_found`, `impossible`, `not_runnable` (a worker has it, it is suspended or has ended),
+        `not_found`, `impossible` (it was skipped), `not_runnable` (a worker has it, it is suspended
+        or has ended otherwise),
         `blocked_by_dependencies` or `eligible`."""
         snapshot = await self._load(id)
         if snapshot is None:
             return "not_found"
-        join = snapshot.life.join
-        if join is not None and join.state is JoinState.IMPOSSIBLE:
-            return "impossible"  # and skipped by the change that made it so
-        if not isinstance(snapshot.state, Ready | Waiting):
+        join, state = snapshot.life.join, snapshot.state
+        if isinstance(state, Ended) and state.outcome is Outcome.SKIPPED:
+            return "impossible"  # its join; the same change has skipped it
+        if not isinstance(state, Ready | Waiting):
             return "not_runnable"
         if snapshot.life.unsealed or (join is not None and join.state is JoinState.PENDING):
             return "blocked_by_dependencies"
@@ -222,28 +225,15 @@ class FlowViews(Service):
             return {}
         query = EdgeQuery(flow=flow, downstreams=(snapshot.execution.uuid,))
         wanted = [each for each in await self._all_edges(query) if each.edge.input is not None]
-        if not isinstance(join.policy, AllOf):
-            # Only those that fired the join: a later ending changes no argument of a later attempt.
-            wanted = await self._in_time(wanted, join.fired_at)
-        results = await self.results([state.edge.upstream for state in wanted])
+        upstreams = await self._ended.put(tuple(each.edge.upstream for each in wanted))
+        passed = await passed_results(wanted, upstreams, self._context.store.attempts)
         given: dict[str, bytes | None] = {}
-        for state in wanted:
-            name, result = state.edge.input or "", results.get(state.edge.upstream)
+        for edge in _counting(join, wanted, passed):
+            name = edge.input or ""
             if given.get(name) is None:
-                given[name] = result
+                end = passed.get(edge.upstream)
+                given[name] = None if end is None else end.result
         return given
-
-    async def _in_time(self, edges: list[EdgeState], fired_at: Millis | None) -> list[EdgeState]:
-        """Edges whose upstreams had ended when the join fired, the earliest first."""
-        upstreams = [state.edge.upstream for state in edges]
-        ends = {
-            uuid: snapshot.state.ended_at
-            for uuid, snapshot in (await load_all(self._context.store, upstreams)).items()
-            if isinstance(snapshot.state, Ended)
-        }
-        late = Millis(0) if fired_at is None else Millis(fired_at + 1)
-        found = [state for state in edges if ends.get(state.edge.upstream, late) < late]
-        return sorted(found, key=lambda state: (ends[state.edge.upstream], state.edge.id))
 
     async def results(self, uuids: list[UUID]) -> dict[UUID, bytes | None]:
         """The results of executions that succeeded; None for those that did not."""
@@ -283,6 +273,23 @@ class FlowViews(Service):
         return [state async for page in pages for state in page]
 
 
+def _counting(
+    join: Join, edges: list[EdgeState], passed: Mapping[UUID, PassedResult]
+) -> list[Edge]:
+    """The edges whose data a join takes: all, or those of upstreams that had ended when it fired,
+    the earliest first. A later ending changes no argument of a later attempt."""
+    found = [state.edge for state in edges]
+    if isinstance(join.policy, AllOf):
+        return found
+    if isinstance(join.policy, AnyOf) and join.last is not None:
+        # A rival that ends at the same moment has fired nothing.
+        return [edge for edge in found if edge.id.hex == join.last]
+    ends = {uuid: end.ended_at for uuid, end in passed.items()}
+    late = Millis(0) if join.fired_at is None else Millis(join.fired_at + 1)
+    found = [edge for edge in found if ends.get(edge.upstream, late) < late]
+    return sorted(found, key=lambda edge: (ends[edge.upstream], edge.id))
+
+
 def _member(snapshot: Snapshot) -> Member:
     execution = snapshot.execution
     return Member(
@@ -293,6 +300,12 @@ def _member(snapshot: Snapshot) -> Member:
         join=snapshot.life.join,
         spared=is_spared(snapshot),
     )
+
+
+def _here(id: str, flow: UUID) -> tuple[UUID, ...]:
+    """The execution, if it can be a member: with another partition the id is of another one."""
+    found = ExecutionId(id)
+    return (found.uuid,) if found.partition_index in (ANYWHERE, flow_partition(flow)) else ()
 
 
 def _state(word: object) -> FlowState:

@@ -5,12 +5,14 @@ from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Literal
+from uuid import UUID
 
 import msgspec
 from msgspec import UNSET
 
 from flowfabric.core.base.errors import Corruption
-from flowfabric.core.execution.model import Ended, Start
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.execution.model import Attempt, Start
 from flowfabric.core.execution.retry import RetryPolicy
 from flowfabric.core.execution.step import Recorded, Step
 from flowfabric.core.execution.step_order import NO_CALL, SKIPPED
@@ -19,6 +21,7 @@ from flowfabric.core.wait.model import Signal
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.execution.views import CleanupRequest
+from flowfabric.engine.flow.passing import passed_results
 from flowfabric.server.wire import Json
 from flowfabric.server.work.answers import CancelRequest, ClaimedRun, ResumeSignal, StepOnRecord
 from flowfabric.store.readable import named
@@ -125,7 +128,8 @@ def describe_cleanup(asked: CleanupRequest | None) -> CancelRequest | None:
 
 async def _input(engine: Engine, claim: Claim) -> bytes:
     """The payload. In a flow whose edges were added one by one, the result that an upstream passes
-    replaces it: of several, that of the upstream which ended last before the run could start."""
+    replaces it: of several, that of the upstream which ended last before the run could start. A
+    join that does not need all of them takes it from the upstream that has fired it."""
     flow, join = claim.snapshot.execution.flow, claim.snapshot.life.join
     if flow is None or join is None or not join.inputs:
         return claim.payload
@@ -133,19 +137,23 @@ async def _input(engine: Engine, claim: Claim) -> bytes:
     if found is None or not found.eager:
         return claim.payload
     edges = await engine.flow_views.edges(flow, downstream=claim.id)
-    upstreams = [state.edge.upstream for state in edges if state.edge.input is not None]
-    results, loaded = await asyncio.gather(
-        engine.flow_views.results(upstreams), engine.views.load(upstreams)
-    )
-    last = None if isinstance(join.policy, AllOf) else join.fired_at
+    last = [state.edge.upstream for state in edges if state.edge.id.hex == join.last]
+    passing = [state for state in edges if state.edge.input is not None]
+    if not isinstance(join.policy, AllOf) and join.last is not None:
+        passing = [state for state in passing if state.edge.id.hex == join.last]
+    upstreams = await engine.views.load([state.edge.upstream for state in passing])
+    history = partial(_attempts, engine, flow)
+    fired_at = None if isinstance(join.policy, AllOf) else join.fired_at
     passed = [
-        (snapshot.state.ended_at, uuid, result)
-        for uuid, snapshot in loaded.items()
-        if isinstance(snapshot.state, Ended)
-        and (last is None or snapshot.state.ended_at <= last)
-        and (result := results.get(uuid)) is not None
+        (end.ended_at, uuid in last, uuid, end.result)
+        for uuid, end in (await passed_results(passing, upstreams, history)).items()
+        if end.result is not None and (fired_at is None or end.ended_at <= fired_at)
     ]
-    return max(passed)[2] if passed else claim.payload
+    return max(passed)[3] if passed else claim.payload
+
+
+async def _attempts(engine: Engine, flow: UUID, member: UUID) -> list[Attempt]:
+    return await engine.views.attempts(ExecutionId.member(flow, member))
 
 
 async def _steps(engine: Engine, claim: Claim) -> list[StepOnRecord]:

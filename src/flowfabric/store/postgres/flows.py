@@ -229,7 +229,7 @@ class Flush:
         _check(len(await self._writer.send("gone_outbox", done)) == len(done))
         # Before the changes: they may settle an edge that is only just there.
         await self._writer.send("new_edges", flow_rows.edge_rows(change.edges))
-        await self._writer.send("changed_edges", flow_rows.changed_edge_rows(change.passing))
+        await self._writer.send("changed_edges", flow_rows.changed_edge_rows(change.applied))
         if self._moves:
             await self._writer.write(self._moves)
         await self._writer.send("joined_executions", flow_rows.joined_rows(change.changes))

@@ -1,7 +1,8 @@
 """How flows become rows and rows become flows, the same for every store.
 
 A flow and an edge are a document each, beside the columns they are looked for by. The document of
-an edge is never written again; the one of a flow keeps what a newer release put into it.
+an edge is written again only when the edge is applied; the one of a flow keeps what a newer release
+put into it.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence

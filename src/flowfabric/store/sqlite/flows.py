@@ -54,7 +54,7 @@ def apply_flow(session: SqliteSession, change: FlowChange) -> bool:
     session.each("gone_outbox", done)
     # Before the changes: they may settle an edge that is only just there.
     session.insert("new_edges", plain(flow_rows.edge_rows(change.edges)))
-    session.each("changed_edges", plain(flow_rows.changed_edge_rows(change.passing)))
+    session.each("changed_edges", plain(flow_rows.changed_edge_rows(change.applied)))
     apply.write(session, decided)
     session.each("joined_executions", plain(flow_rows.joined_rows(change.changes)))
     session.insert("new_outbox", plain(flow_rows.outbox_rows(change.owed)))

@@ -6,10 +6,13 @@ import msgspec
 
 
 def fill_in(payload: bytes, inputs: Mapping[str, bytes | None]) -> bytes:
-    """The payload with the results of upstreams in their places."""
+    """The payload with the results of upstreams in their places. An upstream without a result
+    leaves the payload as it is."""
     document = msgspec.json.decode(payload or b"{}")
     for paths, result in inputs.items():
-        value = None if result is None else msgspec.json.decode(result)
+        if result is None:
+            continue
+        value = msgspec.json.decode(result)
         for path in paths.split("\n"):
             *way, last = [_unescaped(part) for part in path.split("/")]
             place = document
