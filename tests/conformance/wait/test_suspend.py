@@ -424,6 +424,22 @@ async def test_an_operator_resumes_without_a_signal(lab: Lab) -> None:
     assert await lab.engine.suspensions.observe(again) == []
 
 
+async def test_the_signals_of_an_earlier_suspension_are_not_those_of_the_open_one(lab: Lab) -> None:
+    """§3.37, E-T271: of the most recent suspension, which none has ended yet"""
+    claim = await lab.running()
+    first = await suspend(lab, claim)
+    await signal(lab, claim.id, first.primary)
+    again = await lab.claim_one()
+    assert len(await lab.engine.suspensions.observe(again)) == 1
+    second = await suspend(lab, again)
+    assert second.handle is not None
+    for owned in (second.handle, again):
+        assert await lab.engine.suspensions.observe(owned) == []
+    await signal(lab, claim.id, second.primary, "second")
+    [heard] = await lab.engine.suspensions.observe(second.handle)
+    assert heard.name == "second"
+
+
 async def test_an_operator_resumes_with_a_delay(lab: Lab) -> None:
     """E-T234, E-X10: it wakes by itself."""
     claim = await lab.running()

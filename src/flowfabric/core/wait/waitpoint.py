@@ -252,7 +252,9 @@ def _described(
     )
 
 
-def asked_decision(snapshot: Snapshot, row: Waitpoint, claims: TokenClaims | None) -> AskedDecision:
+def asked_decision(
+    snapshot: Snapshot, now: Millis, row: Waitpoint, claims: TokenClaims | None
+) -> AskedDecision:
     """What a waitpoint asks of the holder of a token with these claims."""
     terms = row.terms or Terms()
     allowed = terms.decisions if claims is None or not claims.decisions else claims.decisions
@@ -261,7 +263,7 @@ def asked_decision(snapshot: Snapshot, row: Waitpoint, claims: TokenClaims | Non
         waitpoint=row.id,
         kind=snapshot.execution.kind,
         key=row.key,
-        open=is_open(snapshot, row.id),
+        open=accepts_signals(snapshot, now, row.id),
         about=_value(row.terms),
         about_digest=terms.about,
         decisions=allowed,
@@ -287,9 +289,15 @@ def _bound(arm: Arm) -> set[UUID]:
 
 
 def is_open(snapshot: Snapshot, id: UUID) -> bool:
-    """Whether the waitpoint accepts signals."""
+    """Whether the waitpoint is pending or active, even if it expired a moment ago."""
     waits = snapshot.life.waits or NO_WAITS
     return not isinstance(snapshot.state, Ended) and any(p.id == id for p in waits.open)
+
+
+def accepts_signals(snapshot: Snapshot, now: Millis, id: UUID) -> bool:
+    """Whether the waitpoint is open and has not expired before a suspension bound it."""
+    pending = (snapshot.life.waits or NO_WAITS).pending
+    return is_open(snapshot, id) and not any(p.id == id and p.has_expired(now) for p in pending)
 
 
 def _without(waits: Waits, ids: tuple[UUID, ...]) -> Waits:

@@ -378,11 +378,12 @@ class Suspensions(Service):
 
     async def observe(self, owned: Owned) -> list[Signal]:
         """The signals that ended the last suspension of this attempt, in the order they came;
-        after a timeout the one that tells of it, after an operator's resume none. The handle of
-        the suspended execution reads them as well."""
+        after a timeout the one that tells of it, after an operator's resume and while it is still
+        open none. The handle of the suspended execution reads them as well."""
         id, owner = self._attempts.unpack(owned, suspended=True)
         snapshot = await self._load(id)
-        last = None if snapshot is None else (snapshot.life.waits or NO_WAITS).last
+        waits = NO_WAITS if snapshot is None else snapshot.life.waits or NO_WAITS
+        last = waits.last if waits.suspension is None else None
         if snapshot is None or last is None or last.closer is None:
             return []
         if owner.attempt_id != snapshot.attempt_id_of(last.attempt):
@@ -436,10 +437,13 @@ class Suspensions(Service):
         return (await self._loads.put(Needs(snapshot.execution.uuid, wanted))).waitpoints
 
     async def _open_row(self, id: str, waitpoint: UUID) -> tuple[Waitpoint, Millis | None] | None:
-        """An open waitpoint, and from when on tokens are good if some were revoked."""
+        """A waitpoint that accepts signals, and from when on tokens are good if some were
+        revoked."""
         snapshot = await self._load(id)
         needs = needs_of_tokens(snapshot, waitpoint)
-        if snapshot is None or needs is None or not waitpoint_rules.is_open(snapshot, waitpoint):
+        if snapshot is None or needs is None:
+            return None
+        if not waitpoint_rules.accepts_signals(snapshot, self._now(), waitpoint):
             return None
         loaded = await self._loads.put(needs)
         row, revoked = loaded.waitpoints.get(waitpoint), revoked_at(loaded, waitpoint)
