@@ -43,7 +43,8 @@ from flowfabric.core.wait.token import TokenClaims, mint
 
 class NewWaitpoint(Struct, frozen=True, kw_only=True):
     """A waitpoint to be made. A `lasting` one outlives the attempt, and asking for one that is
-    there already gives that one, open or not. It closes those with the same `slot`."""
+    there already gives that one, open or not. It closes those with the same `slot`. An id that the
+    caller has `given` may be in use by another execution."""
 
     id: UUID
     key: str
@@ -52,6 +53,7 @@ class NewWaitpoint(Struct, frozen=True, kw_only=True):
     terms: Terms | None = None
     lasting: bool = False
     slot: UUID | None = None
+    given: bool = False
 
 
 class OpenWaitpoint(Struct, frozen=True):
@@ -98,6 +100,12 @@ class WaitpointsClosed(Struct, frozen=True):
 
 def needs_waitpoints(snapshot: Snapshot | None, *ids: UUID) -> Needs | None:
     return None if snapshot is None else Needs(snapshot.execution.uuid, waitpoints=ids)
+
+
+def needs_to_create(snapshot: Snapshot | None, new: NewWaitpoint) -> Needs | None:
+    """What `create` reads."""
+    needs = needs_waitpoints(snapshot, new.id)
+    return replace(needs, unique=(new.id,)) if needs is not None and new.given else needs
 
 
 def closed_key(waitpoint: UUID) -> bytes:
@@ -150,6 +158,8 @@ def create(
         if new.lasting:
             return unchanged(known)
         raise WaitpointExists(f"waitpoint {new.id}")
+    if new.id in loaded.taken:
+        raise WaitpointExists(f"waitpoint {new.id} belongs to another run")
     attempt = None if new.lasting else lease.attempt
     waitpoint = new_waitpoint(snapshot, now, new.id, new.key, new.kid, attempt, new.terms)
     expires_at = None if new.expires_in is None else Millis(now + new.expires_in)

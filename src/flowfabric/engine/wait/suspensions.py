@@ -119,6 +119,7 @@ class Suspensions(Service):
             lambda found: rules.needs_to_suspend(found, wanted),
             lambda found, now, loaded: rules.suspend(found, now, loaded, owner, wanted),
             rules.known_to_suspend(held, wanted, self._known),
+            rules.unique_ids(wanted),
         )
 
     async def go_on(self, claim: Claim, request: Suspend) -> AlreadyMet | None:
@@ -219,13 +220,15 @@ class Suspensions(Service):
             terms=None if terms is None else check_terms(terms),
             lasting=check_flag(lasting, "lasting"),
             slot=None if slot is None else parse_uuid(slot, "slot"),
+            given=id is not None and not lasting,
         )
 
         made = await self._decide_loaded_on(
             owned.snapshot if isinstance(owned, Claim) else None,
             execution,
-            lambda found: waitpoint_rules.needs_waitpoints(found, new.id),
+            lambda found: waitpoint_rules.needs_to_create(found, new),
             partial(_create, changes, owner, new),
+            unique=(new.id,) if new.given else (),
         )
         _keep(self._known, made)
         latest = changes[-1].after
