@@ -27,7 +27,15 @@ from flowfabric.core.execution.lease import Owner
 from flowfabric.core.execution.model import Source, Start
 from flowfabric.core.execution.status import PublicState, Vector
 from flowfabric.core.execution.step import Recorded, Step
-from flowfabric.core.wait.condition.model import AllTrue, ByName, Single, all_waitpoints
+from flowfabric.core.wait.condition.model import (
+    AllTrue,
+    AnyTrue,
+    ByName,
+    OperatorOnly,
+    Single,
+    TimeoutOnly,
+    all_waitpoints,
+)
 from flowfabric.core.wait.model import Effect, ResumePolicy, StepRef, Waited
 from flowfabric.core.wait.signal import Accepted
 from flowfabric.core.wait.suspend import Binding
@@ -401,6 +409,27 @@ async def test_an_id_of_a_suspension_that_is_over_is_refused(lab: Lab) -> None:
     with pytest.raises(Invalid, match="id of its own"):
         await suspend(lab, await lab.claim_one(), id=answer.suspension)
     assert await lab.state(claim.id) is PublicState.ACTIVE
+
+
+async def test_a_condition_that_no_signal_satisfies_is_logged(
+    lab: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    """§4.2: accepted, with a warning; only an operator or the timeout ends it"""
+    hopeless = AllTrue((Single(GO), AllTrue((OperatorOnly(),))))
+    for condition, warnings in (
+        (hopeless, 1),
+        (AllTrue((Single(GO), TimeoutOnly())), 1),
+        (AnyTrue((Single(GO), OperatorOnly())), 0),
+        (OperatorOnly(), 0),
+        (all_waitpoints(GO, "b"), 0),
+    ):
+        caplog.clear()
+        claim = await lab.running()
+        await suspend(lab, claim, wait_on(lab, condition))
+        found = [each for each in caplog.records if each.name == "flowfabric.suspensions"]
+        assert [each.levelname for each in found] == ["WARNING"] * warnings
+        assert all(claim.id in each.getMessage() for each in found)
+        assert await lab.state(claim.id) is PublicState.SUSPENDED
 
 
 # -- going on

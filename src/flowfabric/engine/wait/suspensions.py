@@ -1,5 +1,6 @@
 """Waiting for the outside world: suspending, waitpoints and their tokens."""
 
+import logging
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -25,6 +26,7 @@ from flowfabric.core.execution.model import Active, Snapshot, Suspended
 from flowfabric.core.wait import resume
 from flowfabric.core.wait import suspend as rules
 from flowfabric.core.wait import waitpoint as waitpoint_rules
+from flowfabric.core.wait.condition.model import AllTrue, AnyTrue, is_answerable
 from flowfabric.core.wait.keyring import Key, Keyring, verifies
 from flowfabric.core.wait.model import (
     MAX_VALUE,
@@ -52,6 +54,8 @@ from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.attempts import Attempts, Owned
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.store.queries import SuspendedIn
+
+log = logging.getLogger("flowfabric.suspensions")
 
 PAGE = 100
 MAX_PAGE = 1000
@@ -113,7 +117,7 @@ class Suspensions(Service):
         id, owner = self._attempts.unpack(owned)
         wanted = await self._signed(wanted)
         held = owned.snapshot if isinstance(owned, Claim) else None
-        return await self._decide_loaded_on(
+        answer = await self._decide_loaded_on(
             held,
             id,
             lambda found: rules.needs_to_suspend(found, wanted),
@@ -121,6 +125,9 @@ class Suspensions(Service):
             rules.known_to_suspend(held, wanted, self._known),
             rules.unique_ids(wanted),
         )
+        if isinstance(answer, NowSuspended):
+            _warn_of_unanswerable(id, wanted)
+        return answer
 
     async def go_on(self, claim: Claim, request: Suspend) -> AlreadyMet | None:
         """Ends waits that kept signals satisfy, and records their steps; None when there is
@@ -453,6 +460,17 @@ class Suspensions(Service):
         if row is None:
             return None
         return row, None if revoked is None else Millis(revoked + 1)
+
+
+def _warn_of_unanswerable(id: str, request: Suspend) -> None:
+    """A condition that is nothing but `OperatorOnly` says what it means; in a composite one, that
+    no signal will do is easily overlooked."""
+    for wait in request.waits:
+        if isinstance(wait.condition, AllTrue | AnyTrue) and not is_answerable(wait.condition):
+            rest = "only an operator" if wait.timeout_at is None else "an operator or its timeout"
+            log.warning(
+                "run %s waits for a condition that no signal satisfies: %s ends it", id, rest
+            )
 
 
 def _create(
