@@ -99,7 +99,7 @@ def suspension(
     """A running execution, suspended by its owner."""
     assert isinstance(snapshot.state, Active)
     owner = Owner.of(fence_of(snapshot, snapshot.state.lease))
-    id = UUID(int=snapshot.head.version)
+    id = UUID(int=snapshot.execution.uuid.int ^ snapshot.head.version)
     wait = Wait(condition=Single("go"), bindings=(Binding(id=id, key="go"),))
     request = Suspend(id=id, waits=(wait,), reason=reason, kid="k1")
     return rules.suspend(snapshot, now, Loaded({}, {}, []), owner, request)

@@ -119,6 +119,22 @@ async def test_waitpoints_that_cannot_be_used(worker: HttpWorker, clock: ManualC
     assert await worker.state(claim["execution_id"]) == "active"
 
 
+async def test_a_waitpoint_of_another_run(worker: HttpWorker) -> None:
+    """§3.31 checks 5 and 7: neither made again nor bound. The id of a suspension is its run's
+    own, so two runs may use the same one."""
+    claim, other = await worker.take(), await worker.take()
+    theirs = await worker.do(other, "waitpoints", waitpoint_key="k")
+    id = theirs["waitpoint_id"]
+    made = await worker.post(claim, "waitpoints", waitpoint_key="k", waitpoint_id=id)
+    assert error_of(made) == (409, "waitpoint_already_exists")
+    bound = await worker.post(claim, "suspend", condition=GO, waitpoint_key="k", waitpoint_id=id)
+    assert error_of(bound) == (400, "invalid_waitpoint_for_execution")
+    shared = str(fresh())
+    for each in (claim, other):
+        answer = await worker.do(each, "suspend", signal="go", suspension_id=shared)
+        assert (answer["outcome"], answer["suspension_id"]) == ("suspended", shared)
+
+
 async def test_a_used_waitpoint_is_not_made_again(worker: HttpWorker) -> None:
     claim = await worker.take()
     id = claim["execution_id"]

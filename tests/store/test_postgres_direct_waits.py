@@ -215,9 +215,9 @@ async def test_a_signal_that_cannot_be_written_keeps_no_neighbour_from_it(bench:
 async def test_all_find_everything_by_key_and_compare_no_list_with_another(bench: Bench) -> None:
     """Plans as they are made while the tables are empty: they stay."""
     for name, highest in (
-        ("resumed_directly", 40),
-        ("suspended_directly", 41),
-        ("held_directly", 43),
+        ("resumed_directly", 41),
+        ("suspended_directly", 42),
+        ("held_directly", 44),
     ):
         connection = await bench.store.session.dialer.dial(PINNED)
         await connection.execute(f"prepare {name} as {load_queries('postgres')[name]}")

@@ -184,12 +184,14 @@ class Service:
         needs: NeedsOf,
         rule: LoadedRule[T],
         loaded: Loaded | None = None,
+        unique: tuple[UUID, ...] = (),
     ) -> Awaitable[T]:
         """The same, on a value the caller already has, and perhaps on what the rule needs beside
-        it: the first round does not load them."""
+        it: the first round does not load them. `unique` are ids that no waitpoint of another
+        execution may have."""
         key = ExecutionId(id)
         of_this_id = partial(_decided_loaded, key, rule)
-        needed = partial(_needed, key, needs)
+        needed = partial(_needed, key, needs, unique)
         return self._context.decisions.decide_loaded(key.uuid, of_this_id, needed, held, loaded)
 
 
@@ -210,10 +212,14 @@ def _decided_loaded(
     return rule(exactly(snapshot, id), now, loaded)
 
 
-def _needed(id: ExecutionId, needs: NeedsOf, snapshot: Snapshot | None) -> Needs | None:
-    """Without the flag there is nothing to load."""
+def _needed(
+    id: ExecutionId, needs: NeedsOf, unique: tuple[UUID, ...], snapshot: Snapshot | None
+) -> Needs | None:
+    """Without the flag there is nothing of its own to load."""
     found = exactly(snapshot, id)
-    return needs(found) if found and int(found.head.flags) & _WAITPOINTS else None
+    if found and int(found.head.flags) & _WAITPOINTS:
+        return needs(found)
+    return Needs(found.execution.uuid, unique=unique) if found and unique else None
 
 
 def exactly(snapshot: Snapshot | None, id: ExecutionId) -> Snapshot | None:

@@ -228,8 +228,9 @@ class ExecutionStore(Protocol):
         renewal moves only that), moves the rows, writes attempts, events, steps and alarms, new
         waitpoints (an existing one stays), signals, which suspension earlier signals counted for,
         dedup records (the last of a key stays), how edges were settled, and the outbox entries that
-        the change owes to its flow. One change per execution. Returns the executions whose change
-        was written; the others have changed and must be decided again."""
+        the change owes to its flow. A waitpoint of an attempt whose id another execution uses is
+        refused with its whole change. One change per execution. Returns the executions whose change
+        was written; the others must be decided again on what is there now."""
 
     # -- what is due, and what may go
 
@@ -357,8 +358,9 @@ class WaitStore(Protocol):
 
     async def load_needs(self, needs: Sequence[Needs]) -> list[Loaded]:
         """For each of the needs, in order, what exists of it: waitpoints, dedup records (also those
-        that ran out), edges, and the signals buffered at waitpoints, by number. Called after
-        `load`, so it is never older than the snapshot a rule decides on."""
+        that ran out), edges, the signals buffered at waitpoints, by number, and which ids another
+        execution uses for a waitpoint of an attempt. Called after `load`, so it is never older than
+        the snapshot a rule decides on."""
 
     async def signals(
         self, uuid: UUID, *, suspension: UUID | None = None, after: int = 0, limit: int = 1000

@@ -1,5 +1,7 @@
 """Pending waitpoints: made while the attempt runs, handed out, and bound by a later suspend."""
 
+import asyncio
+from functools import partial
 from uuid import UUID
 
 import pytest
@@ -9,6 +11,7 @@ from flowfabric.core.base.errors import (
     FenceRequired,
     Invalid,
     InvalidToken,
+    InvalidWaitpoint,
     LeaseExpired,
     NoSigningKey,
     NotActive,
@@ -42,6 +45,7 @@ from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from tests.kit.lab import W2, Lab
 from tests.kit.owners import FORMS, every_form, everything
+from tests.kit.race import Race
 from tests.kit.situations import RETRY_AT_ONCE, described, missing_ids, take
 from tests.kit.waits import GO, create_waitpoint, fresh_id, in_, signal, suspend, wait_at, wait_on
 
@@ -126,6 +130,77 @@ async def test_the_id_of_a_waitpoint_is_used_once(lab: Lab) -> None:
     await lab.engine.suspensions.close_waitpoint(claim.id, ticket.id)
     with pytest.raises(WaitpointExists):
         await pending(lab, claim, id=ticket.id)
+
+
+async def test_the_id_of_a_waitpoint_is_used_by_one_execution(lab: Lab) -> None:
+    """§3.31 check 7, §3.33, FLAW-26: pending, active or closed, given by a caller or minted"""
+    claim, other = await lab.running(), await lab.running()
+    taken = [(await pending(lab, other)).id, (await pending(lab, other, id=fresh_id(lab))).id]
+    await lab.engine.suspensions.close_waitpoint(other.id, taken[-1])
+    suspended = await lab.running()
+    taken.append((await suspend(lab, suspended)).primary.id)
+    for id in taken:
+        with pytest.raises(WaitpointExists):
+            await pending(lab, claim, id=id)
+        with pytest.raises(WaitpointExists):
+            await suspend(lab, claim, wait_on(lab, GO, Binding(id=id, key=GO)))
+    assert await lab.engine.suspensions.waitpoints(claim.id) == []
+    own = await pending(lab, claim)
+    for id in taken:
+        with pytest.raises(WaitpointExists):
+            await suspend(lab, claim, wait_on(lab, GO, Binding(id=id, key=GO)))
+        with pytest.raises(InvalidWaitpoint):
+            await suspend(lab, claim, wait_at(Ticket(id, GO, None)))
+    assert not (await suspend(lab, claim, wait_at(own))).satisfied
+
+
+@pytest.mark.inside
+@pytest.mark.parametrize("how", ["create", "suspend"])
+async def test_of_two_executions_that_want_one_id_one_gets_it(
+    lab: Lab, second_lab: Lab, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """§3.31 check 7: the rival commits after the id was looked for; what else is written at the
+    same time is written."""
+    claim, other, third = await lab.running(), await lab.running(), await lab.running()
+    id = fresh_id(lab)
+
+    async def use_it(by: Lab, owned: Claim) -> object:
+        if how == "create":
+            return await pending(by, owned, id=id)
+        return await suspend(by, owned, wait_on(by, GO, Binding(id=id, key=GO)))
+
+    Race(lab, monkeypatch).before("apply", partial(use_it, second_lab, other))
+    answers = await asyncio.gather(use_it(lab, claim), pending(lab, third), return_exceptions=True)
+    assert isinstance(answers[0], WaitpointExists)
+    assert isinstance(answers[1], Ticket)
+    assert await lab.state(claim.id) is PublicState.ACTIVE
+    assert await lab.engine.suspensions.waitpoints(claim.id) == []
+    assert [w.id for w in await lab.engine.suspensions.waitpoints(other.id)] == [id]
+
+
+async def test_two_executions_that_ask_at_once_for_one_id(lab: Lab) -> None:
+    """§3.31 check 7: in one batch"""
+    claims = [await lab.running() for _ in range(3)]
+    id = fresh_id(lab)
+    made = [pending(lab, claim, id=id) for claim in claims]
+    answers = await asyncio.gather(*made, return_exceptions=True)
+    assert sorted(type(answer).__name__ for answer in answers) == [
+        "Ticket",
+        "WaitpointExists",
+        "WaitpointExists",
+    ]
+
+
+async def test_the_id_of_a_waitpoint_is_free_after_its_execution_was_deleted(lab: Lab) -> None:
+    """INV-27"""
+    claim = await lab.running()
+    ticket = await pending(lab, claim)
+    await lab.complete(claim)
+    lab.clock.advance(8 * 86_400_000)
+    await lab.engine.sweep.trim()
+    assert await lab.engine.views.state(claim.id) is None
+    again = await lab.running()
+    assert (await pending(lab, again, id=ticket.id)).id == ticket.id
 
 
 async def test_asking_again_for_a_lasting_one_gives_the_same_one(lab: Lab) -> None:
@@ -296,13 +371,14 @@ async def test_the_key_of_a_pending_waitpoint_must_fit_the_condition(lab: Lab) -
 
 
 async def test_a_waitpoint_that_cannot_be_bound_is_told_why(lab: Lab) -> None:
-    """Unknown, of another execution, closed, run out: nothing changes."""
+    """§3.31 check 5: unknown, of another execution, closed, run out: nothing changes."""
     claim, other = await lab.running(), await lab.running()
     mine, theirs = await pending(lab, claim), await pending(lab, other)
     nowhere = Ticket(fresh_id(lab), GO, None)
-    for ticket in (nowhere, theirs):
-        with pytest.raises(NotFound):
-            await suspend(lab, claim, wait_at(ticket))
+    with pytest.raises(NotFound):
+        await suspend(lab, claim, wait_at(nowhere))
+    with pytest.raises(InvalidWaitpoint):
+        await suspend(lab, claim, wait_at(theirs))
     await lab.engine.suspensions.close_waitpoint(claim.id, mine.id)
     with pytest.raises(WaitpointNotPending):
         await suspend(lab, claim, wait_at(mine))

@@ -27,7 +27,15 @@ from flowfabric.core.execution.lease import Owner
 from flowfabric.core.execution.model import Source, Start
 from flowfabric.core.execution.status import PublicState, Vector
 from flowfabric.core.execution.step import Recorded, Step
-from flowfabric.core.wait.condition.model import AllTrue, ByName, Single, all_waitpoints
+from flowfabric.core.wait.condition.model import (
+    AllTrue,
+    AnyTrue,
+    ByName,
+    OperatorOnly,
+    Single,
+    TimeoutOnly,
+    all_waitpoints,
+)
 from flowfabric.core.wait.model import Effect, ResumePolicy, StepRef, Waited
 from flowfabric.core.wait.signal import Accepted
 from flowfabric.core.wait.suspend import Binding
@@ -403,6 +411,27 @@ async def test_an_id_of_a_suspension_that_is_over_is_refused(lab: Lab) -> None:
     assert await lab.state(claim.id) is PublicState.ACTIVE
 
 
+async def test_a_condition_that_no_signal_satisfies_is_logged(
+    lab: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    """§4.2: accepted, with a warning; only an operator or the timeout ends it"""
+    hopeless = AllTrue((Single(GO), AllTrue((OperatorOnly(),))))
+    for condition, warnings in (
+        (hopeless, 1),
+        (AllTrue((Single(GO), TimeoutOnly())), 1),
+        (AnyTrue((Single(GO), OperatorOnly())), 0),
+        (OperatorOnly(), 0),
+        (all_waitpoints(GO, "b"), 0),
+    ):
+        caplog.clear()
+        claim = await lab.running()
+        await suspend(lab, claim, wait_on(lab, condition))
+        found = [each for each in caplog.records if each.name == "flowfabric.suspensions"]
+        assert [each.levelname for each in found] == ["WARNING"] * warnings
+        assert all(claim.id in each.getMessage() for each in found)
+        assert await lab.state(claim.id) is PublicState.SUSPENDED
+
+
 # -- going on
 
 
@@ -422,6 +451,22 @@ async def test_an_operator_resumes_without_a_signal(lab: Lab) -> None:
     again = await lab.claim_one()
     assert (again.attempt, again.epoch) == (0, 2)
     assert await lab.engine.suspensions.observe(again) == []
+
+
+async def test_the_signals_of_an_earlier_suspension_are_not_those_of_the_open_one(lab: Lab) -> None:
+    """§3.37, E-T271: of the most recent suspension, which none has ended yet"""
+    claim = await lab.running()
+    first = await suspend(lab, claim)
+    await signal(lab, claim.id, first.primary)
+    again = await lab.claim_one()
+    assert len(await lab.engine.suspensions.observe(again)) == 1
+    second = await suspend(lab, again)
+    assert second.handle is not None
+    for owned in (second.handle, again):
+        assert await lab.engine.suspensions.observe(owned) == []
+    await signal(lab, claim.id, second.primary, "second")
+    [heard] = await lab.engine.suspensions.observe(second.handle)
+    assert heard.name == "second"
 
 
 async def test_an_operator_resumes_with_a_delay(lab: Lab) -> None:

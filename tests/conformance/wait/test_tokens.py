@@ -321,6 +321,23 @@ async def test_a_token_can_be_read_while_its_waitpoint_is_open(lab: Lab) -> None
     assert await read(claim.id, answer.primary.id) is None
 
 
+async def test_the_token_of_a_waitpoint_that_expired_cannot_be_read(lab: Lab) -> None:
+    """§3.41: from the moment on at which its signals are refused, before any sweep"""
+    claim = await lab.running()
+    ticket = await create_waitpoint(lab, claim, "go", expires_in=1_000)
+    assert ticket.token is not None
+    lab.clock.advance(999)
+    assert await lab.engine.suspensions.token(claim.id, ticket.id) == ticket.token
+    assert (await lab.engine.signals.look(claim.id, ticket.id, ticket.token)).open
+    lab.clock.advance(1)
+    assert await lab.engine.suspensions.token(claim.id, ticket.id) is None
+    assert not (await lab.engine.signals.look(claim.id, ticket.id, ticket.token)).open
+    with pytest.raises(NotFound):
+        await lab.engine.suspensions.issue_token(claim.id, ticket.id)
+    with pytest.raises(WaitpointClosed):
+        await deliver(lab, claim.id, ticket)
+
+
 # -- never shown
 
 

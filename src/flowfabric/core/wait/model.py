@@ -146,7 +146,8 @@ class Needs(Struct, frozen=True):
 
     `dedup` are keys of dedup records. `buffered` are waitpoints with the number of the last signal
     that is not wanted any more; with `few` the first FEW_SIGNALS after it are enough.
-    `edges` are edges of its flow, `incoming` means all edges into it.
+    `edges` are edges of its flow, `incoming` means all edges into it. `unique` are ids that no
+    waitpoint of another execution may have.
     """
 
     execution: UUID
@@ -156,15 +157,18 @@ class Needs(Struct, frozen=True):
     few: bool = False
     edges: tuple[UUID, ...] = ()
     incoming: bool = False
+    unique: tuple[UUID, ...] = ()
 
 
 class Loaded(Struct):
-    """What was found of what a rule `Needs`."""
+    """What was found of what a rule `Needs`. `taken` are those of the `unique` ids that another
+    execution uses."""
 
     waitpoints: dict[UUID, Waitpoint]
     dedup: dict[bytes, DedupRecord]
     signals: list[ReceivedSignal]
     edges: dict[UUID, EdgeState] = field(default_factory=dict)
+    taken: set[UUID] = field(default_factory=set)
 
 
 class Tally(Struct, frozen=True, array_like=True):

@@ -258,7 +258,15 @@ def needs_to_suspend(
             if b.id in pending or b.use is WaitpointUse.EITHER
         ),
         few=few,
+        unique=tuple(id for id in unique_ids(request) if id not in pending),
     )
+
+
+def unique_ids(request: Suspend) -> tuple[UUID, ...]:
+    """The ids that no waitpoint of another execution may have. EITHER is for ids that are made of
+    the execution's own, so they need not be looked for."""
+    either = WaitpointUse.EITHER
+    return tuple([binding.id for binding in request.bindings if binding.use is not either])
 
 
 def known_to_suspend(
@@ -415,6 +423,8 @@ class _Binder:
 
     def _bind_pending(self, binding: Binding, timeout_at: Millis | None) -> Pending:
         waitpoint = self.fresh.get(binding.id) or self._loaded.waitpoints.get(binding.id)
+        if waitpoint is None and binding.id in self._loaded.taken:
+            raise InvalidWaitpoint(f"waitpoint {binding.id} belongs to another run")
         if waitpoint is None:
             raise NotFound("waitpoint", binding.id)
         pending = self.pending.get(binding.id)
@@ -438,6 +448,8 @@ class _Binder:
         known = self._loaded.waitpoints.get(id)
         if binding.use is WaitpointUse.FRESH and (known is not None or id in self.fresh):
             raise WaitpointExists(f"waitpoint {id}")
+        if id in self._loaded.taken:
+            raise WaitpointExists(f"waitpoint {id} belongs to another run")
         waitpoint = self.fresh[id] = known or new
         self.bound.append(waitpoint)
         if binding.terms is not None and binding.slot is None:

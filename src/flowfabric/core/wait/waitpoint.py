@@ -43,7 +43,8 @@ from flowfabric.core.wait.token import TokenClaims, mint
 
 class NewWaitpoint(Struct, frozen=True, kw_only=True):
     """A waitpoint to be made. A `lasting` one outlives the attempt, and asking for one that is
-    there already gives that one, open or not. It closes those with the same `slot`."""
+    there already gives that one, open or not. It closes those with the same `slot`. An id that the
+    caller has `given` may be in use by another execution."""
 
     id: UUID
     key: str
@@ -52,6 +53,7 @@ class NewWaitpoint(Struct, frozen=True, kw_only=True):
     terms: Terms | None = None
     lasting: bool = False
     slot: UUID | None = None
+    given: bool = False
 
 
 class OpenWaitpoint(Struct, frozen=True):
@@ -98,6 +100,12 @@ class WaitpointsClosed(Struct, frozen=True):
 
 def needs_waitpoints(snapshot: Snapshot | None, *ids: UUID) -> Needs | None:
     return None if snapshot is None else Needs(snapshot.execution.uuid, waitpoints=ids)
+
+
+def needs_to_create(snapshot: Snapshot | None, new: NewWaitpoint) -> Needs | None:
+    """What `create` reads."""
+    needs = needs_waitpoints(snapshot, new.id)
+    return replace(needs, unique=(new.id,)) if needs is not None and new.given else needs
 
 
 def closed_key(waitpoint: UUID) -> bytes:
@@ -150,6 +158,8 @@ def create(
         if new.lasting:
             return unchanged(known)
         raise WaitpointExists(f"waitpoint {new.id}")
+    if new.id in loaded.taken:
+        raise WaitpointExists(f"waitpoint {new.id} belongs to another run")
     attempt = None if new.lasting else lease.attempt
     waitpoint = new_waitpoint(snapshot, now, new.id, new.key, new.kid, attempt, new.terms)
     expires_at = None if new.expires_in is None else Millis(now + new.expires_in)
@@ -252,7 +262,9 @@ def _described(
     )
 
 
-def asked_decision(snapshot: Snapshot, row: Waitpoint, claims: TokenClaims | None) -> AskedDecision:
+def asked_decision(
+    snapshot: Snapshot, now: Millis, row: Waitpoint, claims: TokenClaims | None
+) -> AskedDecision:
     """What a waitpoint asks of the holder of a token with these claims."""
     terms = row.terms or Terms()
     allowed = terms.decisions if claims is None or not claims.decisions else claims.decisions
@@ -261,7 +273,7 @@ def asked_decision(snapshot: Snapshot, row: Waitpoint, claims: TokenClaims | Non
         waitpoint=row.id,
         kind=snapshot.execution.kind,
         key=row.key,
-        open=is_open(snapshot, row.id),
+        open=accepts_signals(snapshot, now, row.id),
         about=_value(row.terms),
         about_digest=terms.about,
         decisions=allowed,
@@ -287,9 +299,15 @@ def _bound(arm: Arm) -> set[UUID]:
 
 
 def is_open(snapshot: Snapshot, id: UUID) -> bool:
-    """Whether the waitpoint accepts signals."""
+    """Whether the waitpoint is pending or active, even if it expired a moment ago."""
     waits = snapshot.life.waits or NO_WAITS
     return not isinstance(snapshot.state, Ended) and any(p.id == id for p in waits.open)
+
+
+def accepts_signals(snapshot: Snapshot, now: Millis, id: UUID) -> bool:
+    """Whether the waitpoint is open and has not expired before a suspension bound it."""
+    pending = (snapshot.life.waits or NO_WAITS).pending
+    return is_open(snapshot, id) and not any(p.id == id and p.has_expired(now) for p in pending)
 
 
 def _without(waits: Waits, ids: tuple[UUID, ...]) -> Waits:

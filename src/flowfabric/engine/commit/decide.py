@@ -220,6 +220,7 @@ def _absorb(loaded: Loaded, more: Loaded) -> None:
     loaded.waitpoints.update(more.waitpoints)
     loaded.dedup.update(more.dedup)
     loaded.edges.update(more.edges)
+    loaded.taken.update(more.taken)
     known = {row.signal.number for row in loaded.signals}
     loaded.signals += [row for row in more.signals if row.signal.number not in known]
     loaded.signals.sort(key=lambda row: row.signal.number)

@@ -147,8 +147,9 @@ class Signals(Service):
         if snapshot is None or needs is None:
             raise InvalidToken(NOT_VALID)
         (loaded,) = await self._context.store.load_needs([needs])
-        row, verified = rules.check_token(loaded, self._now(), target, credential)
-        return asked_decision(snapshot, row, verified)
+        now = self._now()
+        row, verified = rules.check_token(loaded, now, target, credential)
+        return asked_decision(snapshot, now, row, verified)
 
     async def revoke(self, id: str, waitpoint: UUID, token: Token | str | None = None) -> None:
         """Revokes a bound token; without one, every token of the waitpoint issued so far."""

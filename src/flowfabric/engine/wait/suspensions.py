@@ -1,5 +1,6 @@
 """Waiting for the outside world: suspending, waitpoints and their tokens."""
 
+import logging
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -25,6 +26,7 @@ from flowfabric.core.execution.model import Active, Snapshot, Suspended
 from flowfabric.core.wait import resume
 from flowfabric.core.wait import suspend as rules
 from flowfabric.core.wait import waitpoint as waitpoint_rules
+from flowfabric.core.wait.condition.model import AllTrue, AnyTrue, is_answerable
 from flowfabric.core.wait.keyring import Key, Keyring, verifies
 from flowfabric.core.wait.model import (
     MAX_VALUE,
@@ -52,6 +54,8 @@ from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.attempts import Attempts, Owned
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.store.queries import SuspendedIn
+
+log = logging.getLogger("flowfabric.suspensions")
 
 PAGE = 100
 MAX_PAGE = 1000
@@ -113,13 +117,17 @@ class Suspensions(Service):
         id, owner = self._attempts.unpack(owned)
         wanted = await self._signed(wanted)
         held = owned.snapshot if isinstance(owned, Claim) else None
-        return await self._decide_loaded_on(
+        answer = await self._decide_loaded_on(
             held,
             id,
             lambda found: rules.needs_to_suspend(found, wanted),
             lambda found, now, loaded: rules.suspend(found, now, loaded, owner, wanted),
             rules.known_to_suspend(held, wanted, self._known),
+            rules.unique_ids(wanted),
         )
+        if isinstance(answer, NowSuspended):
+            _warn_of_unanswerable(id, wanted)
+        return answer
 
     async def go_on(self, claim: Claim, request: Suspend) -> AlreadyMet | None:
         """Ends waits that kept signals satisfy, and records their steps; None when there is
@@ -219,13 +227,15 @@ class Suspensions(Service):
             terms=None if terms is None else check_terms(terms),
             lasting=check_flag(lasting, "lasting"),
             slot=None if slot is None else parse_uuid(slot, "slot"),
+            given=id is not None and not lasting,
         )
 
         made = await self._decide_loaded_on(
             owned.snapshot if isinstance(owned, Claim) else None,
             execution,
-            lambda found: waitpoint_rules.needs_waitpoints(found, new.id),
+            lambda found: waitpoint_rules.needs_to_create(found, new),
             partial(_create, changes, owner, new),
+            unique=(new.id,) if new.given else (),
         )
         _keep(self._known, made)
         latest = changes[-1].after
@@ -378,11 +388,12 @@ class Suspensions(Service):
 
     async def observe(self, owned: Owned) -> list[Signal]:
         """The signals that ended the last suspension of this attempt, in the order they came;
-        after a timeout the one that tells of it, after an operator's resume none. The handle of
-        the suspended execution reads them as well."""
+        after a timeout the one that tells of it, after an operator's resume and while it is still
+        open none. The handle of the suspended execution reads them as well."""
         id, owner = self._attempts.unpack(owned, suspended=True)
         snapshot = await self._load(id)
-        last = None if snapshot is None else (snapshot.life.waits or NO_WAITS).last
+        waits = NO_WAITS if snapshot is None else snapshot.life.waits or NO_WAITS
+        last = waits.last if waits.suspension is None else None
         if snapshot is None or last is None or last.closer is None:
             return []
         if owner.attempt_id != snapshot.attempt_id_of(last.attempt):
@@ -436,16 +447,30 @@ class Suspensions(Service):
         return (await self._loads.put(Needs(snapshot.execution.uuid, wanted))).waitpoints
 
     async def _open_row(self, id: str, waitpoint: UUID) -> tuple[Waitpoint, Millis | None] | None:
-        """An open waitpoint, and from when on tokens are good if some were revoked."""
+        """A waitpoint that accepts signals, and from when on tokens are good if some were
+        revoked."""
         snapshot = await self._load(id)
         needs = needs_of_tokens(snapshot, waitpoint)
-        if snapshot is None or needs is None or not waitpoint_rules.is_open(snapshot, waitpoint):
+        if snapshot is None or needs is None:
+            return None
+        if not waitpoint_rules.accepts_signals(snapshot, self._now(), waitpoint):
             return None
         loaded = await self._loads.put(needs)
         row, revoked = loaded.waitpoints.get(waitpoint), revoked_at(loaded, waitpoint)
         if row is None:
             return None
         return row, None if revoked is None else Millis(revoked + 1)
+
+
+def _warn_of_unanswerable(id: str, request: Suspend) -> None:
+    """A condition that is nothing but `OperatorOnly` says what it means; in a composite one, that
+    no signal will do is easily overlooked."""
+    for wait in request.waits:
+        if isinstance(wait.condition, AllTrue | AnyTrue) and not is_answerable(wait.condition):
+            rest = "only an operator" if wait.timeout_at is None else "an operator or its timeout"
+            log.warning(
+                "run %s waits for a condition that no signal satisfies: %s ends it", id, rest
+            )
 
 
 def _create(

@@ -41,7 +41,7 @@ async def make_waitpoint(lease: PresentedLease, data: MakeWaitpoint) -> Waitpoin
         return _shown(ticket)
     token = await suspensions.token(lease.id, id)
     if token is None:
-        raise WaitpointExists(f"waitpoint {id} was used before and is closed")
+        raise WaitpointExists(f"waitpoint {id} belongs to another run, or was used and is closed")
     return WaitpointMade(str(id), data.waitpoint_key, token.reveal())
 
 
@@ -72,7 +72,7 @@ def _request(lease: PresentedLease, data: SuspendRun) -> Suspend:
     condition = wanted_condition(data, key)
     wait = Wait(
         condition=condition,
-        bindings=_bindings(data, condition, id, key),
+        bindings=_bindings(data, condition, uuid5(lease.id.uuid, str(id)), key),
         timeout_at=_timeout(lease, data),
         behaviour=timeout_behaviour(data.timeout_behavior),
         policy=_policy(data),

@@ -11,7 +11,7 @@ from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Active, Lost, Ready, Snapshot
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.direct import statement_for, values_of
-from flowfabric.store.postgres.faults import divide, each_of
+from flowfabric.store.postgres.faults import WaitpointTaken, divide, each_of
 from flowfabric.store.postgres.moves import RowMove, moves_of
 from flowfabric.store.postgres.session import PostgresSession, columns
 from flowfabric.store.postgres.waits import unproven
@@ -65,7 +65,12 @@ async def _send(
         work = partial(_apply, session, moves)
     else:
         work = partial(_write_directly, session, statement, moves)
-    return await session.apply.run(work, patience=patience)
+    try:
+        return await session.apply.run(work, patience=patience)
+    except WaitpointTaken:
+        if len(moves) > 1:
+            raise  # `divide` writes the others
+        return set()
 
 
 async def _write_directly(

@@ -134,8 +134,8 @@ select * from unnest(
 )
 
 -- name: new_waitpoints
-insert into {schema}.waitpoint (id, waitpoint, doc)
-select * from unnest($1::uuid[], $2::uuid[], $3::bytea[])
+insert into {schema}.waitpoint (id, waitpoint, attempt, doc)
+select * from unnest($1::uuid[], $2::uuid[], $3::integer[], $4::bytea[])
 on conflict (id, waitpoint) do nothing
 
 -- name: new_signals

@@ -47,7 +47,7 @@ _SHARED_EVENT_BESIDE = tuple(map(EVENT.index, ("at", "kind", "epoch", "attempt",
 _SHARED_STEP = tuple(map(STEP.index, ("generation", "name", "occurrence", "position")))
 _SHARED_SIGNAL = (1,)
 """The number."""
-_STEP_WIDTH, _WAITPOINT_WIDTH, _SIGNAL_WIDTH, _DEDUP_WIDTH = 6, 3, 5, 4
+_STEP_WIDTH, _WAITPOINT_WIDTH, _SIGNAL_WIDTH, _DEDUP_WIDTH = 6, 4, 5, 4
 _SHARED_ENDING = (1, 2, 4, 6, 7, 8, 9, 10, 16)
 _SHARED_EVENT = (1, 2, 3, 6)
 _SHARED_OUTBOX = (1, 3, 4, 5, 6)

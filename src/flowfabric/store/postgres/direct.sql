@@ -30,7 +30,7 @@ told as (
         case cardinality($6::integer[]) when 1 then ($6::integer[])[1] else v.worker end,
         v.detail
     from unnest(
-        coalesce($1::uuid[], $26::uuid[]), $2::bigint[], $3::smallint[], $4::integer[],
+        coalesce($1::uuid[], $27::uuid[]), $2::bigint[], $3::smallint[], $4::integer[],
         $5::integer[], $6::integer[], $7::bytea[]
     ) as v (id, at, kind, epoch, attempt, worker, detail)
     where (v.id in (select moved.id from moved)) is true
@@ -42,25 +42,26 @@ recorded as (
         coalesce(v.occurrence, ($11::integer[])[1]), coalesce(v.position, ($12::integer[])[1]),
         v.doc
     from unnest(
-        coalesce($8::uuid[], $26::uuid[]), $9::integer[], $10::text[], $11::integer[],
+        coalesce($8::uuid[], $27::uuid[]), $9::integer[], $10::text[], $11::integer[],
         $12::integer[], $13::bytea[]
     ) as v (id, generation, name, occurrence, position, doc)
     where (v.id in (select moved.id from moved)) is true
     on conflict (id, generation, name, occurrence) do nothing
 ),
 opened as (
-    insert into {schema}.waitpoint (id, waitpoint, doc)
-    select v.id, v.waitpoint, v.doc
-    from unnest(coalesce($14::uuid[], $26::uuid[]), $15::uuid[], $16::bytea[])
-        as v (id, waitpoint, doc)
+    insert into {schema}.waitpoint (id, waitpoint, attempt, doc)
+    select v.id, v.waitpoint, v.attempt, v.doc
+    from unnest(
+        coalesce($14::uuid[], $27::uuid[]), $15::uuid[], $16::integer[], $17::bytea[]
+    ) as v (id, waitpoint, attempt, doc)
     where (v.id in (select moved.id from moved)) is true
     on conflict (id, waitpoint) do nothing
 ),
 received as (
     insert into {schema}.signal (id, number, waitpoint, suspension, doc)
-    select v.id, coalesce(v.number, ($18::integer[])[1]), v.waitpoint, v.suspension, v.doc
+    select v.id, coalesce(v.number, ($19::integer[])[1]), v.waitpoint, v.suspension, v.doc
     from unnest(
-        coalesce($17::uuid[], $26::uuid[]), $18::integer[], $19::uuid[], $20::uuid[], $21::bytea[]
+        coalesce($18::uuid[], $27::uuid[]), $19::integer[], $20::uuid[], $21::uuid[], $22::bytea[]
     ) as v (id, number, waitpoint, suspension, doc)
     where (v.id in (select moved.id from moved)) is true
 ),
@@ -68,7 +69,7 @@ marked as (
     insert into {schema}.mark (id, mark, until, doc)
     select v.id, v.mark, v.until, v.doc
     from unnest(
-        coalesce($22::uuid[], $26::uuid[]), $23::bytea[], $24::bigint[], $25::bytea[]
+        coalesce($23::uuid[], $27::uuid[]), $24::bytea[], $25::bigint[], $26::bytea[]
     ) as v (id, mark, until, doc)
     where (v.id in (select moved.id from moved)) is true
     on conflict (id, mark) do update set until = excluded.until, doc = excluded.doc
@@ -80,25 +81,25 @@ with moved as (
     delete from {schema}.parked t
     using (
         select
-            f.ctid as place, m.id, coalesce(m.version, ($27::integer[])[1]) as version,
-            coalesce(m.epoch, ($28::integer[])[1]) as epoch,
-            coalesce(m.rank, ($29::bigint[])[1]) as rank,
-            coalesce(m.flags, ($30::smallint[])[1]) as flags,
-            coalesce(m.attempt, ($31::integer[])[1]) as attempt,
-            coalesce(m.start, ($32::smallint[])[1]) as start, m.life,
-            coalesce(m.route, ($34::integer[])[1]) as route, m.timeout,
-            coalesce(m.held_until, ($36::bigint[])[1]) as held_until, m.held_for, m.lost, m.queue
+            f.ctid as place, m.id, coalesce(m.version, ($28::integer[])[1]) as version,
+            coalesce(m.epoch, ($29::integer[])[1]) as epoch,
+            coalesce(m.rank, ($30::bigint[])[1]) as rank,
+            coalesce(m.flags, ($31::smallint[])[1]) as flags,
+            coalesce(m.attempt, ($32::integer[])[1]) as attempt,
+            coalesce(m.start, ($33::smallint[])[1]) as start, m.life,
+            coalesce(m.route, ($35::integer[])[1]) as route, m.timeout,
+            coalesce(m.held_until, ($37::bigint[])[1]) as held_until, m.held_for, m.lost, m.queue
         from unnest(
-            $26::uuid[], $27::integer[], $28::integer[], $29::bigint[], $30::smallint[],
-            $31::integer[], $32::smallint[], $33::bytea[], $34::integer[], $35::bigint[],
-            $36::bigint[], $37::text[], $38::smallint[], $39::bigint[], $40::integer[]
+            $27::uuid[], $28::integer[], $29::integer[], $30::bigint[], $31::smallint[],
+            $32::integer[], $33::smallint[], $34::bytea[], $35::integer[], $36::bigint[],
+            $37::bigint[], $38::text[], $39::smallint[], $40::bigint[], $41::integer[]
         ) as m (
             id, version, epoch, rank, flags, attempt, start, life,
             route, timeout, held_until, held_for, lost, queue, expected
         )
         cross join lateral (
             select p.ctid from {schema}.parked p
-            where p.id = m.id and p.version = coalesce(m.expected, ($40::integer[])[1]) offset 0
+            where p.id = m.id and p.version = coalesce(m.expected, ($41::integer[])[1]) offset 0
         ) f
     ) g
     where t.ctid = g.place
@@ -115,22 +116,22 @@ with moved as (
     delete from {schema}.lease l
     using (
         select
-            n.id, coalesce(n.version, ($27::integer[])[1]) as version,
-            coalesce(n.epoch, ($28::integer[])[1]) as epoch,
-            coalesce(n.rank, ($29::bigint[])[1]) as rank,
-            coalesce(n.flags, ($30::smallint[])[1]) as flags,
-            coalesce(n.attempt, ($31::integer[])[1]) as attempt,
-            coalesce(n.start, ($32::smallint[])[1]) as start, n.life, n.timeout,
-            coalesce(n.gate, ($35::smallint[])[1]) as gate, n.due_at,
-            case cardinality($37::bigint[]) when 1 then ($37::bigint[])[1] else n.since end
+            n.id, coalesce(n.version, ($28::integer[])[1]) as version,
+            coalesce(n.epoch, ($29::integer[])[1]) as epoch,
+            coalesce(n.rank, ($30::bigint[])[1]) as rank,
+            coalesce(n.flags, ($31::smallint[])[1]) as flags,
+            coalesce(n.attempt, ($32::integer[])[1]) as attempt,
+            coalesce(n.start, ($33::smallint[])[1]) as start, n.life, n.timeout,
+            coalesce(n.gate, ($36::smallint[])[1]) as gate, n.due_at,
+            case cardinality($38::bigint[]) when 1 then ($38::bigint[])[1] else n.since end
                 as since,
-            n.note, n.queue, coalesce(n.expected, ($40::integer[])[1]) as expected,
-            coalesce(n.expires_at, ($41::bigint[])[1]) as expires_at
+            n.note, n.queue, coalesce(n.expected, ($41::integer[])[1]) as expected,
+            coalesce(n.expires_at, ($42::bigint[])[1]) as expires_at
         from unnest(
-            $26::uuid[], $27::integer[], $28::integer[], $29::bigint[], $30::smallint[],
-            $31::integer[], $32::smallint[], $33::bytea[], $34::bigint[], $35::smallint[],
-            $36::bigint[], $37::bigint[], $38::bytea[], $39::bigint[], $40::integer[],
-            $41::bigint[]
+            $27::uuid[], $28::integer[], $29::integer[], $30::bigint[], $31::smallint[],
+            $32::integer[], $33::smallint[], $34::bytea[], $35::bigint[], $36::smallint[],
+            $37::bigint[], $38::bigint[], $39::bytea[], $40::bigint[], $41::integer[],
+            $42::bigint[]
         ) as n (
             id, version, epoch, rank, flags, attempt, start, life,
             timeout, gate, due_at, since, note, queue, expected, expires_at
@@ -162,24 +163,24 @@ with moved as (
         renewed_at = g.renewed_at, route = g.route, queue = g.queue
     from (
         select
-            n.id, coalesce(n.version, ($27::integer[])[1]) as version,
-            coalesce(n.epoch, ($28::integer[])[1]) as epoch,
-            coalesce(n.rank, ($29::bigint[])[1]) as rank,
-            coalesce(n.flags, ($30::smallint[])[1]) as flags,
-            coalesce(n.attempt, ($31::integer[])[1]) as attempt,
-            coalesce(n.start, ($32::smallint[])[1]) as start, n.life,
-            coalesce(n.claim, ($34::uuid[])[1]) as claim,
-            coalesce(n.worker, ($35::integer[])[1]) as worker,
-            coalesce(n.started_at, ($36::bigint[])[1]) as started_at,
-            coalesce(n.expires_at, ($37::bigint[])[1]) as expires_at,
-            n.times_out_at, n.renewed_at, coalesce(n.route, ($40::integer[])[1]) as route, n.queue,
-            coalesce(n.expected, ($42::integer[])[1]) as expected,
-            coalesce(n.expired_at, ($43::bigint[])[1]) as expired_at
+            n.id, coalesce(n.version, ($28::integer[])[1]) as version,
+            coalesce(n.epoch, ($29::integer[])[1]) as epoch,
+            coalesce(n.rank, ($30::bigint[])[1]) as rank,
+            coalesce(n.flags, ($31::smallint[])[1]) as flags,
+            coalesce(n.attempt, ($32::integer[])[1]) as attempt,
+            coalesce(n.start, ($33::smallint[])[1]) as start, n.life,
+            coalesce(n.claim, ($35::uuid[])[1]) as claim,
+            coalesce(n.worker, ($36::integer[])[1]) as worker,
+            coalesce(n.started_at, ($37::bigint[])[1]) as started_at,
+            coalesce(n.expires_at, ($38::bigint[])[1]) as expires_at,
+            n.times_out_at, n.renewed_at, coalesce(n.route, ($41::integer[])[1]) as route, n.queue,
+            coalesce(n.expected, ($43::integer[])[1]) as expected,
+            coalesce(n.expired_at, ($44::bigint[])[1]) as expired_at
         from unnest(
-            $26::uuid[], $27::integer[], $28::integer[], $29::bigint[], $30::smallint[],
-            $31::integer[], $32::smallint[], $33::bytea[], $34::uuid[], $35::integer[],
-            $36::bigint[], $37::bigint[], $38::bigint[], $39::bigint[], $40::integer[],
-            $41::bigint[], $42::integer[], $43::bigint[]
+            $27::uuid[], $28::integer[], $29::integer[], $30::bigint[], $31::smallint[],
+            $32::integer[], $33::smallint[], $34::bytea[], $35::uuid[], $36::integer[],
+            $37::bigint[], $38::bigint[], $39::bigint[], $40::bigint[], $41::integer[],
+            $42::bigint[], $43::integer[], $44::bigint[]
         ) as n (
             id, version, epoch, rank, flags, attempt, start, life,
             claim, worker, started_at, expires_at, times_out_at, renewed_at, route, queue,

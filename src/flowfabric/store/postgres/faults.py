@@ -39,6 +39,13 @@ _LOST = ("08000", "08003", "08006", "57P01", "57P02")
 _MISSING = ("3F000", "42P01")
 
 
+_WAITPOINT_IDS = "waitpoint_of_attempt"
+
+
+class WaitpointTaken(Invalid):
+    """Another execution has made a waitpoint with the same id meanwhile."""
+
+
 class Broken(Exception):
     """The connection broke during a statement, whose outcome is unknown."""
 
@@ -65,6 +72,8 @@ def translate(error: Exception, address: Address) -> FlowFabricError:
     told = error.args[0] if isinstance(error, asyncpg.PostgresError) and error.args else error
     brief = shorten(address.censored(told), MAX_TEXT) or type(error).__name__
     text = f"{address.shown}: {brief}"
+    if isinstance(error, asyncpg.UniqueViolationError) and error.constraint_name == _WAITPOINT_IDS:
+        return WaitpointTaken(text)
     if isinstance(error, asyncpg.PostgresError):
         return _of_server(str(error.sqlstate), text)
     if isinstance(error, asyncpg.DataError):

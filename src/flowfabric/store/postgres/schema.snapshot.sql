@@ -263,6 +263,7 @@ table tag.value text not null
 table waitpoint.id uuid not null
 table waitpoint.waitpoint uuid not null
 table waitpoint.doc bytea not null
+table waitpoint.attempt integer
 table webhook.version bigint not null
 table webhook.name text not null
 table webhook.namespace text
@@ -468,6 +469,7 @@ CREATE INDEX stream_expires_at ON flowfabric.stream USING btree (expires_at) WHE
 CREATE UNIQUE INDEX stream_pkey ON flowfabric.stream USING btree (id, attempt)
 CREATE UNIQUE INDEX subscription_pkey ON flowfabric.subscription USING btree (name)
 CREATE UNIQUE INDEX tag_pkey ON flowfabric.tag USING btree (id, key)
+CREATE UNIQUE INDEX waitpoint_of_attempt ON flowfabric.waitpoint USING btree (waitpoint) WHERE (attempt IS NOT NULL)
 CREATE UNIQUE INDEX waitpoint_pkey ON flowfabric.waitpoint USING btree (id, waitpoint)
 CREATE UNIQUE INDEX webhook_pkey ON flowfabric.webhook USING btree (name)
 CREATE INDEX worker_instance ON flowfabric.worker USING btree (instance)

@@ -53,6 +53,9 @@ async def fill(loader: NeedsLoader, session: PostgresSession, connection: Connec
     )
     for row in await connection.fetch(session.queries["needed"], *values):
         loader.add(row, same)
+    if loader.unique:
+        for row in await connection.fetch(session.queries["waitpoint_owners"], loader.unique):
+            loader.add_owner(*row)
 
 
 async def unproven(

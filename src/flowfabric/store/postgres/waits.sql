@@ -45,6 +45,14 @@ cross join lateral (
     order by t.downstream, t.id offset 0
 ) e
 
+-- name: waitpoint_owners
+select w.waitpoint, w.id
+from unnest($1::uuid[]) as a (waitpoint)
+cross join lateral (
+    select * from {schema}.waitpoint t
+    where t.waitpoint = a.waitpoint and t.attempt is not null offset 0
+) w
+
 -- name: signals_of
 select doc, suspension from {schema}.signal
 where id = $1 and number > $2::bigint

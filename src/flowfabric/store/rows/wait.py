@@ -41,8 +41,8 @@ _waitpoints = msgspec.json.Decoder(Waitpoint)
 
 
 class WaitWrites(Struct):
-    """The rows that changes write beside the executions: (id, waitpoint, doc), (id, number,
-    waitpoint, suspension, doc), (id, number, suspension) and (id, mark, until, doc)."""
+    """The rows that changes write beside the executions: (id, waitpoint, attempt, doc), (id,
+    number, waitpoint, suspension, doc), (id, number, suspension) and (id, mark, until, doc)."""
 
     waitpoints: list[Row] = field(default_factory=list)
     signals: list[Row] = field(default_factory=list)
@@ -54,6 +54,11 @@ def writes_waits(change: Change[object]) -> bool:
     return bool(change.waitpoints or change.signals or change.counted or change.dedup)
 
 
+def given_ids(change: Change[object]) -> list[UUID]:
+    """The ids of new waitpoints that may be in use by another execution."""
+    return [waitpoint.id for waitpoint in change.waitpoints if waitpoint.attempt is not None]
+
+
 def leaves_proof(change: Change[object]) -> bool:
     """Whether rows beside the state row tell this change from another that leaves an equal one."""
     return bool(writes_waits(change) or change.settled)
@@ -63,7 +68,7 @@ def written_by(changes: Iterable[tuple[UUID, Change[object]]]) -> WaitWrites:
     """The rows of changes, by execution. No key is there twice: of folded changes the last wins."""
     rows = WaitWrites()
     for id, change in changes:
-        rows.waitpoints += [(id, w.id, _encode(w)) for w in change.waitpoints]
+        rows.waitpoints += [(id, w.id, w.attempt, _encode(w)) for w in change.waitpoints]
         rows.signals += [signal_row(id, row) for row in change.signals]
         rows.counted += [(id, *counted) for counted in dict(change.counted).items()]
         rows.dedup += [(id, r.key, r.until, r.doc) for r in _last(change.dedup).values()]
@@ -89,14 +94,23 @@ class NeedsLoader:
         self.buffers = _buffers(needs)
         self.edges = _once((need.execution, key) for need in needs for key in need.edges)
         self.incoming = _once((need.execution,) for need in needs if need.incoming)
+        self.unique = _once(key for need in needs for key in need.unique)
         self._waitpoints: dict[tuple[UUID, UUID], Waitpoint] = {}
         self._dedup: dict[tuple[UUID, bytes], DedupRecord] = {}
         self._signals: dict[tuple[UUID, UUID], dict[int, ReceivedSignal]] = {}
         self._edges: dict[UUID, dict[UUID, EdgeState]] = {}
+        self._owners: dict[UUID, UUID] = {}
 
     @property
     def wants_nothing(self) -> bool:
-        asked = (self.waitpoints, self.dedup, self.buffers, self.edges, self.incoming)
+        asked = (
+            self.waitpoints,
+            self.dedup,
+            self.buffers,
+            self.edges,
+            self.incoming,
+            self.unique,
+        )
         return not any(asked)
 
     def add(self, row: Iterable[Any], uuid: Callable[[Any], UUID]) -> None:
@@ -124,6 +138,10 @@ class NeedsLoader:
             buffer = self._signals.setdefault((id, row.signal.waitpoint), {})
             buffer[row.signal.number] = row
 
+    def add_owner(self, waitpoint: UUID, id: UUID) -> None:
+        """Keeps a row of the query `waitpoint_owners`."""
+        self._owners[waitpoint] = id
+
     def loaded(self) -> list[Loaded]:
         """For each of the needs, in order, what exists of it."""
         return [
@@ -132,6 +150,7 @@ class NeedsLoader:
                 _among(self._dedup, need.execution, need.dedup),
                 self._buffered(need),
                 self._joined(need),
+                self._taken(need),
             )
             for need in self._needs
         ]
@@ -146,6 +165,10 @@ class NeedsLoader:
             if number > taken
         }
         return [found[number] for number in sorted(found)]
+
+    def _taken(self, need: Needs) -> set[UUID]:
+        found = {key: self._owners.get(key, need.execution) for key in need.unique}
+        return {key for key, owner in found.items() if owner != need.execution}
 
     def _joined(self, need: Needs) -> dict[UUID, EdgeState]:
         if not need.edges and not need.incoming:

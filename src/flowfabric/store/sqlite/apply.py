@@ -10,9 +10,10 @@ from flowfabric.core.flow.progress import DownstreamChange
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.execution import StateTable
-from flowfabric.store.rows.wait import writes_waits
+from flowfabric.store.rows.wait import given_ids, writes_waits
 from flowfabric.store.sqlite.claim import refused_fences
 from flowfabric.store.sqlite.session import SqliteSession, id_bytes, keyed, plain
+from flowfabric.store.sqlite.waits import owners as waitpoint_owners
 from flowfabric.store.sqlite.waits import write as write_waits
 
 _MOVED = {
@@ -72,7 +73,7 @@ def end(
 
 
 def apply(session: SqliteSession, changes: Sequence[Change[object]]) -> set[UUID]:
-    standing = standing_among(session, decided_of(changes))
+    standing = _without_rivals(session, standing_among(session, decided_of(changes)))
     write(session, standing)
     return {item.uuid for item in standing}
 
@@ -119,6 +120,19 @@ def standing_among(session: SqliteSession, decided: Sequence[Decided]) -> list[D
         moved = {id for (id,) in session.given(_MOVED[place], [_version(item) for item in items])}
         standing += [item for item in items if item.id not in moved]
     return standing
+
+
+def _without_rivals(session: SqliteSession, items: list[Decided]) -> list[Decided]:
+    """The changes whose waitpoints have ids that no other execution uses."""
+    made = {item.uuid: given_ids(item.change) for item in items if item.change.waitpoints}
+    wanted = [id for ids in made.values() for id in ids]
+    if not wanted:
+        return items
+    owners = dict(waitpoint_owners(session, wanted))
+    for uuid, ids in made.items():
+        for id in ids:
+            owners.setdefault(id, uuid)  # of two changes at once the first has it
+    return [i for i in items if all(owners[id] == i.uuid for id in made.get(i.uuid, ()))]
 
 
 def _write(

@@ -201,7 +201,7 @@ CREATE TABLE presence (
 CREATE TABLE waitpoint (
     id blob not null,
     waitpoint blob not null,
-    doc blob not null,
+    doc blob not null, attempt integer,
     primary key (id, waitpoint)
 ) strict, without rowid;
 
@@ -508,3 +508,5 @@ CREATE TABLE webhook (
     namespace text,
     doc blob not null
 ) strict, without rowid;
+
+CREATE UNIQUE INDEX waitpoint_of_attempt on waitpoint (waitpoint) where attempt is not null;

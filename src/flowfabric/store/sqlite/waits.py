@@ -45,7 +45,19 @@ def load_needs(session: SqliteSession, needs: Sequence[Needs]) -> list[Loaded]:
     for start in range(0, len(wanted), MAX_BATCH):
         for row in session.given("needed", wanted[start : start + MAX_BATCH]):
             loader.add(row, read_uuid)
+    for waitpoint, id in owners(session, loader.unique):
+        loader.add_owner(waitpoint, id)
     return loader.loaded()
+
+
+def owners(session: SqliteSession, waitpoints: Sequence[UUID]) -> list[tuple[UUID, UUID]]:
+    """Those of these waitpoints that attempts have made, each with its execution."""
+    found: list[tuple[UUID, UUID]] = []
+    for start in range(0, len(waitpoints), MAX_BATCH):
+        keys = [waitpoint.bytes for waitpoint in waitpoints[start : start + MAX_BATCH]]
+        rows = session.among("waitpoint_owners", keys)
+        found += [(read_uuid(waitpoint), read_uuid(id)) for waitpoint, id in rows]
+    return found
 
 
 def signals(

@@ -1,8 +1,12 @@
 -- Waitpoints, signals and marks.
 
 -- name: new_waitpoints
-insert into waitpoint (id, waitpoint, doc) values (?, ?, ?)
+insert into waitpoint (id, waitpoint, attempt, doc) values (?, ?, ?, ?)
 on conflict (id, waitpoint) do nothing
+
+-- name: waitpoint_owners
+select waitpoint, id from waitpoint indexed by waitpoint_of_attempt
+where attempt is not null and waitpoint in (?)
 
 -- name: new_signals
 insert or fail into signal (id, number, waitpoint, suspension, doc) values (?, ?, ?, ?, ?)

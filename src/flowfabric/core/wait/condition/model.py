@@ -111,6 +111,20 @@ def names_for(condition: Condition, key: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each.name for each in matchers if isinstance(each, ByName)))
 
 
+def is_answerable(condition: Condition) -> bool:
+    """Whether signals can make it true. An `AllTrue` that contains a wait for an operator or for
+    the timeout is as unanswerable as that member."""
+    match condition:
+        case AllTrue():
+            return all(is_answerable(member) for member in condition.members)
+        case AnyTrue():
+            return any(is_answerable(member) for member in condition.members)
+        case Single() | Count():
+            return True
+        case OperatorOnly() | TimeoutOnly() | Unknown():
+            return False
+
+
 def leaves(condition: Condition) -> Iterator[Leaf]:
     """In pre-order; a leaf's place in it is the place of its tally."""
     if isinstance(condition, _BODIES):
