@@ -139,6 +139,7 @@ class Life(Sleeper):
         self._gate(fence, now)
         self.expires_at = max(self.expires_at, now + ttl)
         self.changes += 1
+        self.told.append("renewed")
         return one("Renewed", self.expires_at, self.epoch)
 
     def complete(self, fence: Fence, now: int, result: bytes | None) -> Answers:

@@ -125,9 +125,8 @@ class Grants(Service):
         notes: GrantNotes = NO_NOTES,
     ) -> Granted | None:
         """Grants the best waiting execution of a lane that this worker can run; None if there is
-        none or the lane is paused. Passes over executions that it cannot run or whose budget is
-        used up; they stay as they are, unless the latter are in the way of others, because they are
-        so many or hold slots of a quota: those go and wait for their budgets."""
+        none or the lane is paused. Executions that it cannot run stay as they are; those that it
+        finds without budget go and wait for their budgets."""
         grantee = self._grantee(worker, capabilities, ttl, None, notes)
         place = None if namespace is None else check_namespace(namespace)
         name = check_lane(lane)
@@ -147,16 +146,15 @@ class Grants(Service):
                     Claimable(name, place, self._now(), EXAMINED, grantee.capabilities)
                 )
                 granted, refused = await self._grant_first(candidates, issue)
-                if granted is not None:
-                    return granted
-                if len(candidates) < EXAMINED:
-                    refused = [each for each in refused if each[0].execution.uses]
                 if refused:
                     await self._budget_gate.hold_back(refused)
-                elif settled or not await self._rounds.settle(seen):
+                if granted is not None:
+                    return granted
+                if refused:
+                    continue
+                if settled or not await self._rounds.settle(seen):
                     return None
-                else:
-                    settled = True
+                settled = True
         return None
 
     async def _grant_first(
