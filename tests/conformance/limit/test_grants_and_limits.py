@@ -65,6 +65,24 @@ async def test_a_search_that_finds_something_blocks_what_it_passed_over(lab: Lab
     assert found.id == poor
 
 
+async def test_a_run_that_waits_for_its_budget_can_be_unblocked(lab: Lab) -> None:
+    """Execution 3.28: like every admission block; its next claim asks the budget again"""
+    await spend_all(lab)
+    poor = await lab.submit(policy=TEAM)
+    assert await lab.claim() == []
+    with pytest.raises(NotEligible):
+        await lab.engine.executions.unblock(poor, "waiting_for_quota")
+    assert (await lab.vector(poor)).eligibility == "blocked_by_budget"
+    await lab.engine.executions.unblock(poor, "waiting_for_budget")
+    vector = await lab.vector(poor)
+    assert (vector.eligibility, vector.blocking) == ("eligible_now", "waiting_for_worker")
+    assert await lab.claim() == []
+    assert (await lab.vector(poor)).eligibility == "blocked_by_budget"
+    await lab.engine.budgets.reset("team")
+    await lab.engine._limits.drain()
+    assert (await lab.claim_one()).id == poor
+
+
 async def test_spent_budgets_do_not_hide_what_is_behind_them(lab: Lab) -> None:
     """Execution 3.5: a search looks at a bounded number of runs. A page of which none
     may start goes and waits for the budget (S4), and comes back when the budget has room."""

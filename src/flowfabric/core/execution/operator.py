@@ -260,16 +260,22 @@ def unblock(
     snapshot: Snapshot | None, now: Millis, expected: str | None = None
 ) -> "Change[Unblocked]":
     """Undoes a block; `expected` protects a newer block from an older decision. A run that was
-    blocked by code may be claimed by any worker again, also by one whose code did not fit."""
+    blocked by code may be claimed by any worker again, also by one whose code did not fit. A run
+    that waits for its budget is checked again at its next claim; one that waits for a quota stays,
+    because only a release has a slot for it."""
     snapshot = present(snapshot)
     match snapshot.state:
         case Waiting(gate=Gate.BLOCKED, next=next):
-            pass
+            reason, budget = snapshot.life.blocked, snapshot.life.budget
+        case Waiting(gate=Gate.BUDGET, next=next):
+            reason, budget = str(Blocking.BUDGET), None
         case _:
             raise NotEligible(f"{snapshot.run} is not blocked")
-    if expected is not None and expected != snapshot.life.blocked:
-        raise NotEligible(f"{snapshot.run} is blocked for {snapshot.life.blocked}, not {expected}")
-    life = replace(snapshot.life, blocked=None, detail=None, code=None, touched_at=now)
+    if expected is not None and expected != reason:
+        raise NotEligible(f"{snapshot.run} is blocked for {reason}, not {expected}")
+    life = replace(
+        snapshot.life, blocked=None, detail=None, code=None, budget=budget, touched_at=now
+    )
     after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
     return Change(Unblocked(snapshot.execution.id), snapshot, after)
 
