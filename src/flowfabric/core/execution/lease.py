@@ -192,7 +192,10 @@ def lose(
     reason: str = "",
     grace: Millis = NO_TIME,
 ) -> "Change[Lease]":
-    """Takes the lease away. Whether a worker may take over is decided at the takeover."""
+    """Takes the lease away. Whether a worker may take over is decided at the takeover.
+
+    The timer of the attempt goes on after a revocation. It ends with a lease that expired: the loss
+    of a worker uses up no retry, however long no other worker comes."""
     if snapshot.head.flags & Flags.SPENT:
         return put_back(snapshot, lease)
     lapsed = LostLease(
@@ -206,6 +209,7 @@ def lose(
         at=now,
         reason=reason,
         revoked=revoked,
+        times_out_at=lease.times_out_at if revoked else None,
     )
     attempts = closing_attempts(snapshot)
     timeout = snapshot.execution.rules.attempt_timeout

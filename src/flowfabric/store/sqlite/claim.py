@@ -80,7 +80,7 @@ def renew(session: SqliteSession, renewals: Sequence[Renewal], now: Millis) -> d
         renewed |= {uuids[id]: at for id, at in session.among("later_leases", ids, until)}
         session.among("renewed_leases", ids, until, now)
     if recorded:
-        session.among("renewal_events", recorded)
+        session.among("recorded_renewals", recorded)
     return renewed
 
 
