@@ -40,7 +40,7 @@ from flowfabric.core.execution.granted import (
     check_notes,
     grant_id_from_key,
 )
-from flowfabric.core.execution.lease import DEFAULT_TTL, Taking
+from flowfabric.core.execution.lease import DEFAULT_TTL, MAX_TTL, Taking
 from flowfabric.core.execution.model import Active, Ready, Snapshot, WorkerIdentity
 from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.limit.budget import Exhausted, spent
@@ -53,7 +53,7 @@ from flowfabric.engine.limit.budget_gate import BudgetGate
 from flowfabric.engine.limit.rounds import Rounds
 from flowfabric.store.queries import Claimable, Taken
 
-MAX_GRANT = Millis(60_000)
+MAX_GRANT = MAX_TTL
 DEFAULT_GRANT = Millis(10_000)
 EXAMINED = 200
 LOOKS = 5
