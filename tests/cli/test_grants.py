@@ -104,7 +104,7 @@ def test_a_grant_that_cannot_be_given_says_why(cli: Cli, run: str) -> None:
     assert cli.complaint("grants", "show", run, code=3) == f"{run} is not reserved"
     assert cli.complaint("grants", "show", NOBODY, code=3).startswith("no run")
     wrong = ("grants", "issue", run, *ADA)
-    assert "1 to 60000" in cli.complaint(*wrong, "--ttl", "2m", code=2)
+    assert "1 to 86400000" in cli.complaint(*wrong, "--ttl", "25h", code=2)
     assert "goes with --reclaim" in cli.complaint(*wrong, "--max-reclaims", "1", code=2)
     assert "no grant for this worker" in cli.complaint("grants", "redeem", run, *ADA, code=1)
     key = ("grants", "issue", run, "--worker", "ada", "--key", "k")

@@ -139,6 +139,7 @@ class Life(Sleeper):
         self._gate(fence, now)
         self.expires_at = max(self.expires_at, now + ttl)
         self.changes += 1
+        self.told.append("renewed")
         return one("Renewed", self.expires_at, self.epoch)
 
     def complete(self, fence: Fence, now: int, result: bytes | None) -> Answers:
@@ -264,7 +265,8 @@ class Life(Sleeper):
         if not self.final and self.deadline_at is not None and self.deadline_at <= now:
             self._end("expired", now)
             return one("Expired")
-        if self.stage is not Stage.RUNNING or self.times_out_at is None or self.times_out_at > now:
+        timer = self.kept_timer if self.stage is Stage.LOST else self.times_out_at
+        if self.stage not in (Stage.RUNNING, Stage.LOST) or timer is None or timer > now:
             return one("AlreadySatisfied")
         fence = self.owner
         if not self._may_retry("timeout"):
@@ -294,6 +296,9 @@ class Life(Sleeper):
                 self._move(Stage.WAITING)
             elif self.stage is Stage.BLOCKED and passed:
                 self._question_block(now)
+            elif self.kept_timer is not None and self.kept_timer <= now:
+                self.kept_timer = None
+                self._moved()
             else:
                 self.expire_doors(now)
 

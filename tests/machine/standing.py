@@ -50,6 +50,8 @@ class QuotaView:
     expires_at: int = 0
     times_out_at: int | None = None
     time_left: int | None = None
+    kept_timer: int | None = None
+    """The timer of an attempt whose lease was revoked, until its successor leaves off."""
     revoked: bool = False
     held_for: str | None = None
     held_until: int = 0
@@ -140,9 +142,10 @@ class QuotaView:
 
     @property
     def alarm(self) -> int | None:
-        """When it must be looked at whatever it does: its deadline, the end of a pending door."""
+        """When it must be looked at whatever it does: its deadline, the timer of a revoked attempt,
+        the end of a pending door."""
         ends = [door.expires_at for door in self.doors.values() if door.state == OPEN]
-        moments = [at for at in (self.deadline_at, *ends) if at is not None]
+        moments = [at for at in (self.deadline_at, self.kept_timer, *ends) if at is not None]
         return None if self.final else min(moments, default=None)
 
     def due(self, now: int) -> bool:
@@ -212,8 +215,9 @@ class QuotaView:
         self.tries[-1].outcome = "ended_failure"
         self.retries += 1
         self.start, self.time_left = "retry", self.wish.timeout
+        if self.stage is Stage.RUNNING:
+            self.told.append("released")
         self._wait_until(now + pause, now, "waiting_for_retry_backoff")
-        self.told.append("released")
         return ("RetryScheduled", now + pause, len(self.tries))
 
     def _pause(self, operation: str, fence: Fence, now: int, until: int) -> Answers:
@@ -235,6 +239,7 @@ class QuotaView:
     def _lose(self, now: int, *, revoked: bool, grace: int = 0) -> None:
         self.blamed += not revoked
         self._move(Stage.LOST, start="reclaim", time_left=self.wish.timeout)
+        self.kept_timer = self.times_out_at if revoked else None
         self.revoked, self.held_until = revoked, now + grace if grace else 0
         self.told.append("revoked" if revoked else "expired")
 
@@ -265,6 +270,8 @@ class QuotaView:
 
     def _move(self, stage: Stage, start: str | None = None, time_left: int | None = None) -> None:
         self.stage = stage
+        if stage is not Stage.RUNNING:
+            self.kept_timer = None
         if start is not None:
             self.start, self.time_left = start, time_left
         self.owner = self.worker = self.until = self.held_for = self.met = None

@@ -38,6 +38,17 @@ async def test_renew_extends_many_leases(worker: HttpWorker, clock: ManualClock)
     assert await worker.renew() == []
 
 
+async def test_a_renewal_is_an_event_unless_the_worker_says_otherwise(
+    worker: HttpWorker, clock: ManualClock
+) -> None:
+    """D-12"""
+    claim = await worker.take()
+    await worker.renew(claim)
+    await worker.renew(claim, record=False)
+    page = await worker.engine.events.read(execution=claim["execution_id"])
+    assert [event.lease for event in page.events] == ["acquired", "renewed"]
+
+
 async def test_each_lost_lease_says_why(worker: HttpWorker, clock: ManualClock) -> None:
     claims = [await worker.take() for _ in range(5)]
     kept, done, revoked, slow, stale = claims

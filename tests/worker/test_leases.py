@@ -246,6 +246,35 @@ async def test_a_heartbeat_that_stumbles_goes_on(
     assert "the heartbeat failed; retrying" in caplog.text
 
 
+@pytest.mark.parametrize("record", [True, False])
+async def test_a_worker_records_renewals_only_if_asked(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch, record: bool
+) -> None:
+    """D-12: thousands of leases are renewed every few seconds"""
+    renewed = asyncio.Event()
+
+    @fabric.task()
+    async def job() -> str:
+        await renewed.wait()
+        return "done"
+
+    async with working(fabric, ttl=Millis(600), record_renewals=record) as worker:
+        await until(lambda: worker._heartbeat)
+        assert worker._heartbeat is not None
+        renew, loop = worker._heartbeat._renew, asyncio.get_running_loop()
+
+        async def noticed(store: Any) -> None:
+            await renew(store)
+            loop.call_soon_threadsafe(renewed.set)
+
+        monkeypatch.setattr(worker._heartbeat, "_renew", noticed)
+        run = await job.submit()
+        assert await run.result(60) == "done"
+    engine = await fabric.engine()
+    page = await engine.events.read(execution=run.id)
+    assert ("renewed" in [event.lease for event in page.events]) is record
+
+
 @pytest.mark.parametrize("ending", ["complete", "fail", "delay"])
 async def test_a_lease_that_ended_with_its_run_is_not_called_lost(
     fabric: Fabric,

@@ -29,7 +29,7 @@ app = Typer(help="Reserve runs for one worker, and claim reserved runs.", no_arg
 WorkerName = Annotated[str, Option("--worker", help="The worker it is for.")]
 Instance = Annotated[str | None, Option(help="Which process of it.")]
 Capability = Annotated[list[str] | None, Option(help="A capability the worker offers; repeatable.")]
-GrantTtl = Annotated[str, Option(help="How long to reserve it, at most 1m.")]
+GrantTtl = Annotated[str, Option(help="How long to reserve it, at most 24h.")]
 LeaseTtl = Annotated[str, Option(help="How long the lease lasts.")]
 GrantKey = Annotated[str | None, Option(help="The key of the grant.")]
 Note = Annotated[str | None, Option(help="A note that the grant keeps.")]

@@ -180,8 +180,8 @@ class RemoteClaims(RemoteService):
             await self._hand_back(await self._call("taken", **asked))
             self._unanswered.pop(id, None)
 
-    async def renew_all(self, owned: Sequence[Claim]) -> Renewals:
-        return await Claims.renew_all(cast(Claims, self), owned)
+    async def renew_all(self, owned: Sequence[Claim], *, record: bool = False) -> Renewals:
+        return await Claims.renew_all(cast(Claims, self), owned, record=record)
 
     async def watch(self, owned: Claim, *, alone: bool) -> Claim:
         watched: Claim = await self._call("watch", owned, alone=alone)

@@ -282,7 +282,7 @@ class LoadedClaims:
             return known
         if wanted is not Claim:
             return FencedExecution(held.id, held.owner)
-        await self._engine.claims.renew_as(held.id, held.owner, held.ttl)
+        await self._engine.claims.renew_as(held.id, held.owner, held.ttl, record=False)
         raise Unavailable("the lease changed in this moment")
 
     async def _load(self, held: HeldClaim) -> Claim | None:

@@ -201,7 +201,8 @@ class ExecutionStore(Protocol):
 
     async def renew(self, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
         """Extends each lease whose id and epoch match and which has not expired; never shortens
-        one. Returns the new expiry of those extended."""
+        one. Writes the event of those extended whose renewal says `record`. Returns the new expiry
+        of those extended."""
 
     async def end(
         self,

@@ -66,10 +66,13 @@ class Taken(Struct, frozen=True, gc=False):
 
 
 class Renewal(Struct, frozen=True, gc=False):
+    """With `record` the renewal is an event."""
+
     uuid: UUID
     lease_id: UUID
     epoch: int
     ttl: Millis
+    record: bool = False
 
 
 class Progress(Struct, frozen=True):

@@ -423,7 +423,7 @@ async def test_a_handle_of_another_database_owns_nothing(lab: Lab, tmp_path: Pat
 NO_POLICIES: list[Any] = [
     7, True, [], "", "text", b"", bytearray(b"{}"), object(), {"priority": None},
     {"priority": 1.5}, {"max_replay_count": -1}, {"retry_policy": []},
-    {"retry_policy": {"max_retries": -1}}, {"retry_policy": {"backoff": {"type": "odd"}}},
+    {"retry_policy": {"max_retries": -1}}, {"retry_policy": {"backoff": {"type": 7}}},
     {"retry_policy": {"backoff": {"type": "fixed", "delay_ms": -1}}},
     {"retry_policy": {"retryable_categories": [""]}}, {"dedup_window_ms": 2**50},
     {"timeout_policy": {"attempt_timeout_ms": 0}}, {"timeout_policy": "1s"},

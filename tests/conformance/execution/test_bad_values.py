@@ -54,7 +54,7 @@ def step(**members: Any) -> Step:
 # -- numbers
 
 TTLS = [0, -1, 86_400_001, *HUGE, *NO_NUMBERS, "", "soon", "-1s", "25h", timedelta(days=2)]
-GRANT_TTLS = [None, 0, -1, 60_001, *HUGE, *NO_NUMBERS, "61s", "soon"]
+GRANT_TTLS = [None, 0, -1, 86_400_001, *HUGE, *NO_NUMBERS, "25h", "soon"]
 SPANS = [-1, MAX_SPAN + 1, *HUGE, *NO_NUMBERS]
 MOMENTS = [-1, MAX_MILLIS + 1, *HUGE, *NO_NUMBERS]
 LIMITS = [None, *NO_NUMBERS]

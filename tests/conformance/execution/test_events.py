@@ -13,6 +13,7 @@ from flowfabric.core.base.errors import FlowFabricError, Invalid, InvalidTag
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind, Family, StoredEvent
+from flowfabric.core.execution.event_views import CompletionPart, view
 from flowfabric.core.execution.lease import Owner
 from flowfabric.core.execution.model import Outcome, Source
 from flowfabric.engine.execution.attempts import FencedExecution
@@ -324,7 +325,7 @@ async def last_lease_event(lab: Lab, id: str) -> tuple[str | None, str | None]:
 
 
 async def test_every_way_a_lease_comes_and_goes_has_its_word(lab: Lab) -> None:
-    """§3.0.2, D-14"""
+    """§3.0.2, §3.19, D-14: the text of an operator is the message of the cancel"""
     attempts, soon = lab.engine.attempts, Millis(lab.clock.now() + DELAY)
     policy = situations.RETRY_AT_ONCE
     seen: dict[str, tuple[str | None, str | None]] = {}
@@ -358,8 +359,13 @@ async def test_every_way_a_lease_comes_and_goes_has_its_word(lab: Lab) -> None:
         "expired": ("expired", None),
         "reclaimed": ("reclaimed", None),
         "revoked": ("revoked", "maintenance"),
-        "cancelled": ("released", "enough"),
+        "cancelled": ("released", "cancelled"),
     }
+    *_, event = await lab.events(claim.id)
+    assert event.detail == {"reason": "cancelled", "message": "enough"}
+    assert view(event).completion == CompletionPart(
+        outcome="cancelled", state="cancelled", message="enough"
+    )
 
 
 @pytest.mark.parametrize(

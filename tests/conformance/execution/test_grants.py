@@ -514,3 +514,13 @@ async def test_an_operator_takes_nothing_that_does_not_wait(lab: Lab) -> None:
     await lab.pass_time(1)
     assert await hold_of(lab, delayed) is None
     assert (await lab.claim_one(W2)).id == delayed
+
+
+async def test_a_grant_may_last_as_long_as_a_lease(lab: Lab) -> None:
+    """§1.10: only the HTTP routes limit it to a minute"""
+    id = await lab.submit()
+    granted = await lab.engine.grants.issue(id, "w1", ttl=3_600_000)
+    assert granted.expires_at == lab.clock.now() + 3_600_000
+    lab.clock.advance(3_599_999)
+    assert await lab.claim(W2) == []
+    assert (await lab.engine.grants.claim(id, W1)).id == id

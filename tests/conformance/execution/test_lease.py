@@ -17,7 +17,8 @@ from flowfabric.core.base.errors import (
     StaleLease,
 )
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.event import EventKind
+from flowfabric.core.execution.event import EventKind, Family
+from flowfabric.core.execution.event_views import LeasePart, view
 from flowfabric.core.execution.lease import AlreadySatisfied, MarkedExpired, Owner, Renewed
 from flowfabric.core.execution.model import Snapshot, Source
 from flowfabric.core.execution.status import (
@@ -60,6 +61,51 @@ async def test_renewing_moves_the_expiry_and_keeps_the_epoch(lab: Lab, form: str
         renewed_at=lab.clock.now(),
     )
     assert await lab.vector(claim.id) == RUNNING
+
+
+@every_form
+async def test_a_renewal_is_an_event_of_the_lease(lab: Lab, form: str) -> None:
+    """E-T090, D-12: it names the lease, its attempt and its worker"""
+    claim = await lab.running()
+    lab.clock.advance(10_000)
+    await lab.engine.attempts.renew(FORMS[form](lab, claim), TTL)
+    _, event = await lab.events(claim.id, family=Family.LEASE)
+    assert (event.kind, event.lease) == (EventKind.LEASE_RENEWED, "renewed")
+    assert (event.at, event.epoch, event.attempt) == (lab.clock.now(), 1, 0)
+    assert event.worker == W1
+    assert view(event).lease == LeasePart(
+        change="renewed", epoch=1, worker_id="w1", worker_instance="w1-a"
+    )
+
+
+@every_form
+async def test_the_event_of_a_renewal_can_be_switched_off(lab: Lab, form: str) -> None:
+    """D-12: a worker renews many leases, many times"""
+    claim = await lab.running()
+    lab.clock.advance(10_000)
+    renewed = await lab.engine.attempts.renew(FORMS[form](lab, claim), TTL, record=False)
+    assert renewed.expires_at == lab.clock.now() + TTL
+    assert await kinds(lab, claim.id) == [EventKind.CLAIMED]
+
+
+async def test_a_heartbeat_for_many_claims_records_its_renewals_only_if_asked(lab: Lab) -> None:
+    """D-12"""
+    claims = [await lab.running(), await lab.running()]
+    await lab.engine.claims.renew_all(claims)
+    assert await kinds(lab, claims[0].id) == [EventKind.CLAIMED]
+    await lab.engine.claims.renew_all(claims, record=True)
+    for claim in claims:
+        assert await kinds(lab, claim.id) == [EventKind.CLAIMED, EventKind.LEASE_RENEWED]
+
+
+async def test_a_refused_renewal_is_no_event(lab: Lab) -> None:
+    """D-12, INV-24"""
+    claim = await lab.running()
+    with pytest.raises(StaleLease):
+        await lab.engine.attempts.renew(
+            FencedExecution(claim.id, Owner(UUID(int=1), 1, claim.attempt_id)), TTL
+        )
+    assert await kinds(lab, claim.id) == [EventKind.CLAIMED]
 
 
 @every_form

@@ -167,8 +167,8 @@ async def test_the_last_millisecond_of_a_grant_is_good(lab: Lab) -> None:
 
 
 @pytest.mark.rules
-@pytest.mark.parametrize("ttl", [0, -1, 60_001, 1.5, True])
-async def test_a_grant_lasts_at_most_a_minute(lab: Lab, ttl: Any) -> None:
+@pytest.mark.parametrize("ttl", [0, -1, 86_400_001, 1.5, True])
+async def test_a_grant_lasts_at_most_a_day(lab: Lab, ttl: Any) -> None:
     claim = await lost(lab)
     with pytest.raises(Invalid):
         await lab.engine.grants.issue_reclaim(claim.id, W2.id, ttl=ttl)
@@ -340,7 +340,7 @@ async def test_no_sweep_disturbs_the_new_owner(lab: Lab, second_lab: Lab) -> Non
     claim = await lab.claim_one(W2)
     for _ in range(3):
         lab.clock.advance(10_000)
-        await lab.engine.claims.renew(claim)
+        await lab.engine.claims.renew(claim, record=False)
         await lab.engine.sweep.once()
         await second_lab.engine.sweep.once()
     assert await lab.engine.claims.mark_expired(old.id) == AlreadySatisfied("not_yet_expired")

@@ -287,6 +287,19 @@ async def test_a_fixed_delay_stays_the_same(lab: Lab) -> None:
 
 
 @pytest.mark.rules
+@pytest.mark.parametrize("backoff", [{"type": "linear", "delay_ms": 5}, {"delay_ms": 5}])
+async def test_a_backoff_of_an_unknown_kind_is_a_second(lab: Lab, backoff: Any) -> None:
+    """§3.15: the submission is not refused, because nothing is restricted by it"""
+    policy = {"retry_policy": {"max_retries": 2, "backoff": backoff}}
+    claim = await lab.running(policy=policy)
+    for index in (1, 2):
+        until = Millis(lab.clock.now() + 1000)
+        assert await lab.fail(claim) == RetryScheduled(claim.id, until, index)
+        await lab.pass_time(1000)
+        claim = await lab.claim_one()
+
+
+@pytest.mark.rules
 async def test_an_exponential_delay_grows_to_its_maximum(lab: Lab) -> None:
     """§3.15: min(initial × multiplier^n, max), n being the retries before this failure"""
     backoff = {

@@ -14,9 +14,8 @@ from flowfabric.core.base.ids import new_uuid7
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.lease import AlreadySatisfied, Revoked
-from flowfabric.core.execution.status import (
-    Ownership,
-)
+from flowfabric.core.execution.model import Failure
+from flowfabric.core.execution.status import Ownership, PublicState
 from tests.kit.lab import W1, W2, Lab
 from tests.kit.leases import (
     RUNNING,
@@ -152,3 +151,86 @@ async def test_a_reason_is_short_storable_text(lab: Lab, reason: Any) -> None:
     with pytest.raises(Invalid):
         await lab.engine.claims.revoke(claim.id, reason=reason)
     assert await lab.vector(claim.id) == RUNNING
+
+
+# -- timers
+
+
+def limited(millis: int, **policy: Any) -> dict[str, Any]:
+    return {"timeout_policy": {"attempt_timeout_ms": millis}, **policy}
+
+
+ONE_RETRY = {"retry_policy": {"max_retries": 1, "backoff": {"type": "fixed", "delay_ms": 10}}}
+
+
+async def test_a_revocation_keeps_the_timer_of_the_attempt(lab: Lab) -> None:
+    """§3.20, §3.66, D-18, INV-5: no worker takes it over, and its time runs out"""
+    claim = await lab.running(policy=limited(60_000))
+    await lab.pass_time(1_000)
+    await lab.engine.claims.revoke(claim.id, reason="runaway")
+    await lab.pass_time(58_999)
+    assert await lab.vector(claim.id) == lost_vector(Ownership.REVOKED)
+    await lab.pass_time(1)
+    assert await lab.state(claim.id) is PublicState.EXPIRED
+    description = await describe(lab, claim.id)
+    assert description.failure == Failure("attempt_timeout", "timeout")
+    [attempt] = await lab.engine.views.attempts(claim.id)
+    assert (attempt.outcome, attempt.failure) == ("ended_failure", description.failure)
+    assert await kinds(lab, claim.id) == [
+        EventKind.CLAIMED,
+        EventKind.LEASE_REVOKED,
+        EventKind.EXPIRED,
+    ]
+    assert await lab.claim() == []
+
+
+async def test_a_revoked_attempt_that_runs_out_of_time_is_retried(lab: Lab) -> None:
+    """§3.20, D-18: the timeout spends a retry, the revocation is no reclaim"""
+    claim = await lab.running(policy=limited(60_000, **ONE_RETRY))
+    await lab.engine.claims.revoke(claim.id, reason="runaway")
+    await lab.engine.grants.issue_reclaim(claim.id, "w2", ttl=60_000)
+    await lab.pass_time(60_000)
+    vector = await lab.vector(claim.id)
+    assert (vector.blocking, vector.attempt) == (
+        "waiting_for_retry_backoff",
+        "pending_retry_attempt",
+    )
+    description = await describe(lab, claim.id)
+    assert (description.retries, description.reclaims, description.grant) == (1, 0, None)
+    assert (await lab.events(claim.id))[-1].lease is None
+    await lab.pass_time(10)
+    again = await lab.claim_one(W2)
+    assert (again.attempt, again.epoch) == (1, 2)
+    assert again.lease.times_out_at == lab.clock.now() + 60_000
+    first, second = await lab.engine.views.attempts(claim.id)
+    assert (first.outcome, first.failure) == (
+        "ended_failure",
+        Failure("attempt_timeout", "timeout"),
+    )
+    assert (second.outcome, second.previous) == ("started", 0)
+    await lab.complete(again)
+
+
+async def test_a_timer_of_a_revoked_attempt_does_not_disturb_its_successor(lab: Lab) -> None:
+    """§3.20, E-X07: the new attempt has its own timer, and can end before and after the old one"""
+    for wait in (0, 31_000):
+        claim = await lab.running(policy=limited(60_000))
+        lab.clock.advance(29_000)
+        await lab.engine.claims.revoke(claim.id, reason="runaway")
+        again = await lab.claim_one(W2, ttl=60_000)
+        await lab.pass_time(wait)
+        assert await lab.vector(claim.id) == RUNNING
+        await lab.complete(again, b"done")
+        await lab.pass_time(60_000)
+        assert await lab.engine.views.result(claim.id) == b"done"
+        assert await lab.engine.sweep.once() == 0
+
+
+async def test_the_deadline_of_a_revoked_execution_stands(lab: Lab) -> None:
+    """§3.20, §3.24"""
+    claim = await lab.running(deadline_at=Millis(lab.clock.now() + 50_000))
+    await lab.engine.claims.revoke(claim.id, reason="runaway")
+    await lab.pass_time(50_000)
+    description = await describe(lab, claim.id)
+    assert description.state is PublicState.EXPIRED
+    assert description.failure == Failure("execution_deadline", "timeout")

@@ -163,7 +163,7 @@ def arguments(lab: Lab, world: World) -> dict[str, Any]:
         "visibility": Visibility.ALL,
         "wanted": EventFilter(families=(Family.LEASE,)), "holder": "ada", "lease": 1_000,
         "url": "https://example.org", "fresh": fresh_id(lab), "hidden": False, "named": "all",
-        "sees": None, "index": 0, "most": 5, "signed": False, "eager": False,
+        "sees": None, "index": 0, "most": 5, "signed": False, "eager": False, "record": True,
         "renewals": (Renewal(world.claim.uuid, world.claim.lease.id, 1, Millis(30_000)),),
         "from_step": None, "changes": ForkChanges(payload=b"1", tags={"app.a": "1"}),
     }  # fmt: skip

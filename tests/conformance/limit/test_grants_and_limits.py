@@ -31,32 +31,60 @@ async def test_a_search_passes_over_a_closed_lane_and_a_named_run_does_not(
     assert (await lab.engine.grants.claim(id, W1)).id == id
 
 
-async def test_a_search_passes_over_spent_budgets(lab: Lab) -> None:
-    """§4.1, §2.7, execution 3.5: the run is blocked for its budget, and what is behind it is
-    found; it is granted when the budget has room again"""
+async def test_a_search_lets_runs_without_budget_wait_for_it(lab: Lab) -> None:
+    """Execution 3.5 (which [C] holds over E-T073), coordination 2.7: the run is blocked by its
+    budget, the detail names the budget, and what is behind it is found."""
     await spend_all(lab)
-    grants = lab.engine.grants
-    poor, rich = await lab.submit(policy=TEAM), await lab.submit()
-    found = await grants.find_and_issue("w1", lane="default")
-    assert found is not None
-    assert found.id == rich
+    poor = await lab.submit(policy=TEAM)
+    assert await lab.engine.grants.find_and_issue("w1", lane="default") is None
     blocked = await lab.vector(poor)
     assert (blocked.eligibility, blocked.blocking) == ("blocked_by_budget", "waiting_for_budget")
+    assert blocked.public is PublicState.RATE_LIMITED
     described = await lab.engine.views.describe(poor)
     assert described is not None
-    assert described.blocking_detail == "budget team: 1 of 1 calls"
-    last = await lab.submit(policy=TEAM)
-    assert await grants.find_and_issue("w1", lane="default") is None
-    assert (await lab.vector(last)).eligibility == "blocked_by_budget"
+    assert "team" in str(described.blocking_detail)
+    rich = await lab.submit()
+    found = await lab.engine.grants.find_and_issue("w1", lane="default")
+    assert found is not None
+    assert found.id == rich
+
+
+async def test_a_search_that_finds_something_blocks_what_it_passed_over(lab: Lab) -> None:
+    """Execution 3.5: the poor run was looked at first, and comes back with its budget."""
+    await spend_all(lab)
+    poor = await lab.submit(policy=TEAM, priority=10)
+    rich = await lab.submit()
+    found = await lab.engine.grants.find_and_issue("w1", lane="default")
+    assert found is not None
+    assert found.id == rich
+    assert (await lab.vector(poor)).eligibility == "blocked_by_budget"
     await lab.engine.budgets.reset("team")
-    await settled(lab)
-    found = await grants.find_and_issue("w1", lane="default")
+    await lab.engine._limits.drain()
+    found = await lab.engine.grants.find_and_issue("w1", lane="default")
     assert found is not None
     assert found.id == poor
 
 
+async def test_a_run_that_waits_for_its_budget_can_be_unblocked(lab: Lab) -> None:
+    """Execution 3.28: like every admission block; its next claim asks the budget again"""
+    await spend_all(lab)
+    poor = await lab.submit(policy=TEAM)
+    assert await lab.claim() == []
+    with pytest.raises(NotEligible):
+        await lab.engine.executions.unblock(poor, "waiting_for_quota")
+    assert (await lab.vector(poor)).eligibility == "blocked_by_budget"
+    await lab.engine.executions.unblock(poor, "waiting_for_budget")
+    vector = await lab.vector(poor)
+    assert (vector.eligibility, vector.blocking) == ("eligible_now", "waiting_for_worker")
+    assert await lab.claim() == []
+    assert (await lab.vector(poor)).eligibility == "blocked_by_budget"
+    await lab.engine.budgets.reset("team")
+    await lab.engine._limits.drain()
+    assert (await lab.claim_one()).id == poor
+
+
 async def test_spent_budgets_do_not_hide_what_is_behind_them(lab: Lab) -> None:
-    """Execution 3.5 and E-T073: a search looks at a bounded number of runs. A page of which none
+    """Execution 3.5: a search looks at a bounded number of runs. A page of which none
     may start goes and waits for the budget (S4), and comes back when the budget has room."""
     await spend_all(lab)
     poor = [await lab.submit(policy=TEAM) for _ in range(EXAMINED)]

@@ -25,7 +25,13 @@ from flowfabric.core.execution.policy import (
     read_policy,
     write_policy,
 )
-from flowfabric.core.execution.retry import Category, Exponential, Fixed, RetryPolicy
+from flowfabric.core.execution.retry import (
+    Category,
+    Exponential,
+    Fixed,
+    RetryPolicy,
+    backoff_delay,
+)
 
 FULL: dict[str, Any] = {
     "priority": 5,
@@ -231,7 +237,9 @@ def test_bad_capabilities_refuse_the_policy_by_their_own_word(tokens: object, de
 )  # fmt: skip
 @pytest.mark.parametrize("value", [-(10**12), 10**30, True, 1.5, [[]], {"a": 1}])
 def test_absurd_members_are_refused_by_name(path: str, value: object) -> None:
-    if path in ("fallback_policy", "retry_policy") and isinstance(value, dict):
+    if path in ("fallback_policy", "retry_policy", "retry_policy.backoff") and isinstance(
+        value, dict
+    ):
         return
     if path == "priority" and value == -(10**12):
         return  # it is clamped
@@ -241,8 +249,8 @@ def test_absurd_members_are_refused_by_name(path: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("backoff", "member"),
     [
-        ({"type": "sometimes"}, "type"),
-        ({}, ""),
+        ({"type": 5}, "type"),
+        ({"type": None}, "type"),
         ({"type": "fixed", "delay_ms": -1}, "delay_ms"),
         ({"type": "exponential", "initial_delay_ms": -1}, "initial_delay_ms"),
         ({"type": "exponential", "max_delay_ms": 10**15}, "max_delay_ms"),
@@ -256,6 +264,17 @@ def test_an_absurd_backoff_is_refused_by_name(backoff: dict[str, Any], member: s
     assert f"$.retry_policy.backoff{'.' + member if member else ''}`" in refusal(
         {"retry_policy": {"backoff": backoff}}
     )
+
+
+@pytest.mark.parametrize("backoff", [{"type": "linear", "delay_ms": 5, "jitter": True}, {}])
+def test_a_backoff_of_an_unknown_kind_is_a_second(backoff: dict[str, Any]) -> None:
+    """§3.15: whatever else it says, which is kept"""
+    policy = parse_policy({"retry_policy": {"max_retries": 2, "backoff": backoff}})
+    again = read_policy(write_policy(policy))
+    for each in (policy, again):
+        assert each.retry_policy is not None
+        assert [backoff_delay(each.retry_policy, n, 0.0) for n in (0, 1)] == [1000, 1000]
+        assert each.retry_policy.backoff.unknown == {"as_given": backoff}
 
 
 def test_a_typed_policy_with_wrong_values_is_refused_too() -> None:

@@ -11,8 +11,14 @@ from flowfabric.core.base.errors import Invalid, NotEligible
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import cleanup as cleanup_rules
-from flowfabric.core.execution.attempts import ATTEMPT_TIMEOUT, attempt_of, closing_attempts
+from flowfabric.core.execution.attempts import (
+    ATTEMPT_TIMEOUT,
+    attempt_of,
+    closing_attempts,
+    from_lost_lease,
+)
 from flowfabric.core.execution.change import Change, unchanged
+from flowfabric.core.execution.ending import event_of
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.gate import admit
 from flowfabric.core.execution.lease import Owner, enter, fence_of, lease_event, present
@@ -24,10 +30,12 @@ from flowfabric.core.execution.model import (
     Ended,
     Failure,
     Fence,
+    Flags,
     Gate,
     InterruptedAttempt,
     Lease,
     Life,
+    LostLease,
     Next,
     Outcome,
     Released,
@@ -139,6 +147,42 @@ def time_out(snapshot: Snapshot, now: Millis, lease: Lease, jitter: float) -> "C
     if may_retry(snapshot.execution.rules.retry_policy, snapshot.life.retries, Category.TIMEOUT):
         return _schedule_retry(snapshot, now, lease, failure, JitterSource(jitter))
     return _end_failed(snapshot, now, lease, failure, Outcome.EXPIRED)
+
+
+def retry_revoked(
+    snapshot: Snapshot, now: Millis, lost: LostLease, jitter: float
+) -> "Change[RetryScheduled] | None":
+    """The attempt whose lease was revoked exceeded its timeout before a worker took it over: a
+    retry, as `time_out` has it; None if there is none left. The loss was followed by no takeover,
+    so it does not count as one."""
+    policy, life = snapshot.execution.rules.retry_policy, snapshot.life
+    if policy is None or not may_retry(policy, life.retries, Category.TIMEOUT):
+        return None
+    until = Millis(now + backoff_delay(policy, life.retries, jitter))
+    next = Next(Start.RETRY, lost.index + 1, snapshot.execution.rules.attempt_timeout)
+    life = replace(
+        life,
+        retries=life.retries + 1,
+        losses=life.losses - 1,
+        excused=min(life.excused, life.losses - 1),
+        revokes=life.revokes - 1,
+        max_reclaims=None,
+        not_before=until if until > now else None,
+        delay=Gate.BACKOFF,
+        lapsed=None,
+        grant=None,
+    )
+    failure = Failure(message=ATTEMPT_TIMEOUT, category=Category.TIMEOUT)
+    ended = replace(from_lost_lease(snapshot, lost, AttemptOutcome.FAILURE, now), failure=failure)
+    flags = snapshot.head.flags & ~Flags.SPENT
+    detail = {"until": until, "message": failure.message, "category": failure.category}
+    return Change(
+        outcome=RetryScheduled(snapshot.execution.id, until, next.attempt),
+        before=snapshot,
+        after=snapshot.to(admit(life, next, now, flags), life=life, flags=flags),
+        events=(event_of(snapshot, now, EventKind.RETRY_SCHEDULED, detail),),
+        attempts=(ended,),
+    )
 
 
 def time_out_owned(

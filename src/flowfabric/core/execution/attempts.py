@@ -118,7 +118,7 @@ def closing_attempts(snapshot: Snapshot) -> tuple[Attempt, ...]:
             ended_at = lease.started_at
         case _:
             pass
-    return (_from_lost_lease(snapshot, lapsed, AttemptOutcome.RECLAIMED, ended_at),)
+    return (from_lost_lease(snapshot, lapsed, AttemptOutcome.RECLAIMED, ended_at),)
 
 
 def current_attempt(snapshot: Snapshot) -> Attempt | None:
@@ -130,7 +130,7 @@ def current_attempt(snapshot: Snapshot) -> Attempt | None:
             lapsed = snapshot.life.lapsed
             if lapsed is None:
                 return None
-            return _from_lost_lease(snapshot, lapsed, AttemptOutcome.STARTED, None)
+            return from_lost_lease(snapshot, lapsed, AttemptOutcome.STARTED, None)
         case Ended():
             return _ended_attempt(snapshot, snapshot.state)
         case _:
@@ -145,7 +145,7 @@ def _ended_attempt(snapshot: Snapshot, ended: Ended) -> Attempt | None:
     if ended.lease is not None:
         record = attempt_of(snapshot, ended.lease, outcome, ended.ended_at)
     elif lapsed is not None and lapsed.index == ended.attempt:
-        record = _from_lost_lease(snapshot, lapsed, outcome, ended.ended_at)
+        record = from_lost_lease(snapshot, lapsed, outcome, ended.ended_at)
     else:
         paused = _from_paused(snapshot, outcome, ended.ended_at)
         if paused is None:
@@ -180,9 +180,10 @@ def attempt_of(
     )
 
 
-def _from_lost_lease(
+def from_lost_lease(
     snapshot: Snapshot, lapsed: LostLease, outcome: AttemptOutcome, ended_at: Millis | None
 ) -> Attempt:
+    """The record of the attempt that lost its lease."""
     return _with_given(
         snapshot,
         Attempt(

@@ -27,7 +27,8 @@ from flowfabric.core.wait.model import DedupRecord, ReceivedSignal, Waitpoint
 
 # What an execution may own although its end is written without a load: outbox entries notify its
 # flows, the removed row is the slot it gives back, and reservations are released after the commit.
-# Open waitpoints are part of the life; only one that runs out has an alarm to remove.
+# Open waitpoints are part of the life; only one that runs out has an alarm to remove, and so has
+# the timer that a revocation has kept.
 # Plain numbers, because flags are slow and every ending is tested.
 _MORE = ~int(Flags.FLOW | Flags.LIMITS | Flags.BUDGETS | Flags.SUSPECT | Flags.WAITPOINTS)
 _WAITPOINTS = int(Flags.WAITPOINTS)
@@ -95,6 +96,7 @@ class Change(Struct, Generic[T_co], frozen=True, gc=False):
             and isinstance(self.after.state, Ended)
             and not int(self.before.head.flags) & _MORE
             and not (int(self.before.head.flags) & _WAITPOINTS and self.before.alarm_at)
+            and ((lost := self.before.head.life.lapsed) is None or lost.times_out_at is None)
             and not self.attempts
             and not self.steps
             and not self.forgotten

@@ -44,10 +44,13 @@ def end(
         detail=None,
         budget=None,
     )
-    if lease is not None:
-        event = lease_event(snapshot, now, lease, kind, reason=reason)
-    else:
+    if lease is None:
         event = event_of(snapshot, now, kind, {"reason": reason})
+    elif kind is EventKind.CANCELLED:
+        # The reason that the lease is released is the cancel; why that came is its message.
+        event = lease_event(snapshot, now, lease, kind, reason="cancelled", message=reason)
+    else:
+        event = lease_event(snapshot, now, lease, kind, reason=reason)
     after = snapshot.to(ended, life=life)
     return Change(NotTerminal(), snapshot, after, (event,))
 

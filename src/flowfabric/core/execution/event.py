@@ -15,7 +15,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Outcome, WorkerIdentity
 
-LeaseChange = Literal["acquired", "reclaimed", "released", "expired", "revoked"]
+LeaseChange = Literal["acquired", "renewed", "reclaimed", "released", "expired", "revoked"]
 RegistryChange = Literal["registered", "changed", "marked_dead", "expired", "deregistered"]
 
 
@@ -27,6 +27,7 @@ class EventKind(IntEnum):
     RECLAIMED = 3
     LEASE_EXPIRED = 5
     LEASE_REVOKED = 6
+    LEASE_RENEWED = 7
     COMPLETED = 10
     FAILED = 11
     CANCELLED = 12
@@ -118,7 +119,7 @@ class StoredEvent(Struct, frozen=True):
 
     @property
     def lease(self) -> "LeaseChange | None":
-        """acquired, reclaimed, released, expired or revoked; None if no lease changed."""
+        """acquired, renewed, reclaimed, released, expired or revoked; None if no lease changed."""
         if self.kind in _RELEASING and self.worker is None:
             return None
         return _LEASE.get(self.kind)
@@ -146,6 +147,7 @@ class StoredEvent(Struct, frozen=True):
 _LEASE: dict[EventKind, LeaseChange] = {
     EventKind.CLAIMED: "acquired",
     EventKind.RESUMED: "acquired",
+    EventKind.LEASE_RENEWED: "renewed",
     EventKind.RECLAIMED: "reclaimed",
     EventKind.LEASE_EXPIRED: "expired",
     EventKind.LEASE_REVOKED: "revoked",

@@ -3,9 +3,10 @@
 One event may belong to two families: the end of a run that was running is a completion, and it
 releases a lease. It is one document with two parts, so that a cursor never stands between them.
 
-What is never reported: a renewal of a lease and a heartbeat write no event, because they happen
-every few seconds and change nothing; a signal that was recognised as a repeat changes nothing
-either, so `deduped` is the effect of one that was counted as a repeat by its waitpoint only.
+What is never reported: a heartbeat writes no event, because it comes every few seconds and changes
+nothing. A renewal of a lease is an event, except where the caller switches it off, as a worker does
+by default for the same reason. A signal that was recognised as a repeat changes nothing either, so
+`deduped` is the effect of one that was counted as a repeat by its waitpoint only.
 """
 
 from collections.abc import Collection
@@ -43,10 +44,12 @@ class LeasePart(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CompletionPart(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`state` is the run's own word for its `outcome`: `failed` where that is `failure`."""
+    """`state` is the run's own word for its `outcome`: `failed` where that is `failure`. `message`
+    is the reason that a cancel was given."""
 
     outcome: CompletionWord
     state: str
+    message: str | None = None
 
 
 class SignalPart(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -149,7 +152,17 @@ def completion_part(event: StoredEvent) -> CompletionPart | None:
     outcome = event.completion
     if outcome is None:
         return None
-    return CompletionPart(outcome=_OUTCOMES[outcome], state=outcome.name.lower())
+    return CompletionPart(
+        outcome=_OUTCOMES[outcome],
+        state=outcome.name.lower(),
+        message=_cancel_message(event) if outcome is Outcome.CANCELLED else None,
+    )
+
+
+def _cancel_message(event: StoredEvent) -> str | None:
+    detail = event.detail or {}
+    found = detail.get("message", detail.get("reason"))
+    return None if found is None else without_tags(str(found))
 
 
 def signal_part(event: StoredEvent) -> SignalPart | None:

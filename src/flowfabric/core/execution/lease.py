@@ -155,8 +155,10 @@ def enter(snapshot: Snapshot, now: Millis, owner: Owner) -> "Lease | Change[Neve
     return lease
 
 
-def renew(snapshot: Snapshot | None, now: Millis, owner: Owner, ttl: Millis) -> "Change[Renewed]":
-    """Extends a lease, or says why not. Never shortens one."""
+def renew(
+    snapshot: Snapshot | None, now: Millis, owner: Owner, ttl: Millis, *, record: bool = True
+) -> "Change[Renewed]":
+    """Extends a lease, or says why not. Never shortens one. Without `record` it is no event."""
     snapshot = present(snapshot)
     if owner.fence is None:
         raise FenceRequired("only the owner of a lease can renew it")
@@ -166,14 +168,16 @@ def renew(snapshot: Snapshot | None, now: Millis, owner: Owner, ttl: Millis) -> 
     expires_at = Millis(max(lease.expires_at, now + ttl))
     after = snapshot.to(Active(replace(lease, expires_at=expires_at, renewed_at=now)))
     outcome = Renewed(expires_at, snapshot.head.epoch)
-    return Change(outcome=outcome, before=snapshot, after=after)
+    event = lease_event(snapshot, now, lease, EventKind.LEASE_RENEWED)
+    events = (event,) if record else ()
+    return Change(outcome=outcome, before=snapshot, after=after, events=events)
 
 
 def hold(
     snapshot: Snapshot | None, now: Millis, owner: Owner, ttl: Millis
 ) -> "Change[Renewed] | Change[Snapshot]":
     """Renews the lease of a claim that is answered again; the outcome is how it stands then."""
-    change = renew(snapshot, now, owner, ttl)
+    change = renew(snapshot, now, owner, ttl, record=False)
     if change.after is None or not isinstance(change.outcome, Renewed):
         return change  # refused, such as one that has expired
     return replace(change, outcome=change.after)
@@ -188,7 +192,10 @@ def lose(
     reason: str = "",
     grace: Millis = NO_TIME,
 ) -> "Change[Lease]":
-    """Takes the lease away. Whether a worker may take over is decided at the takeover."""
+    """Takes the lease away. Whether a worker may take over is decided at the takeover.
+
+    The timer of the attempt goes on after a revocation. It ends with a lease that expired: the loss
+    of a worker uses up no retry, however long no other worker comes."""
     if snapshot.head.flags & Flags.SPENT:
         return put_back(snapshot, lease)
     lapsed = LostLease(
@@ -202,6 +209,7 @@ def lose(
         at=now,
         reason=reason,
         revoked=revoked,
+        times_out_at=lease.times_out_at if revoked else None,
     )
     attempts = closing_attempts(snapshot)
     timeout = snapshot.execution.rules.attempt_timeout

@@ -141,7 +141,8 @@ class InterruptedAttempt(Struct, frozen=True, omit_defaults=True):
 
 
 class LostLease(Struct, frozen=True, omit_defaults=True):
-    """The lease that was lost, kept until the attempt that replaces it is recorded."""
+    """The lease that was lost, kept until the attempt that replaces it is recorded. The timer of an
+    attempt survives a revocation: `times_out_at` ends an attempt that no worker takes over."""
 
     index: int
     type: Start
@@ -153,6 +154,7 @@ class LostLease(Struct, frozen=True, omit_defaults=True):
     at: Millis
     reason: str = ""
     revoked: bool = False
+    times_out_at: Millis | None = None
 
 
 class Released(Struct, frozen=True, omit_defaults=True):
@@ -447,7 +449,8 @@ class Snapshot(Struct, frozen=True, gc=False):
     @property
     def alarm_at(self) -> Millis | None:
         """When the sweep must look at the execution, in any state: its deadline or the end of its
-        clean-up, or the expiry of a pending waitpoint. None if it has ended."""
+        clean-up, the timer of an attempt whose lease was revoked, or the expiry of a pending
+        waitpoint. None if it has ended."""
         if isinstance(self.state, Ended):
             return None
         life = self.head.life
@@ -455,6 +458,8 @@ class Snapshot(Struct, frozen=True, gc=False):
             end: Millis | None = life.cleanup.until
         else:
             end = self.deadline_at if int(self.head.flags) & _DEADLINE else None
+            if life.lapsed is not None:
+                end = earliest((end, life.lapsed.times_out_at))
         if life.waits is None or not life.waits.pending:
             return end
         return earliest((end, life.waits.next_expiry))

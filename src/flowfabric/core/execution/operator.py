@@ -19,7 +19,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import attempt as owner_rules
 from flowfabric.core.execution import cleanup as cleanup_rules
 from flowfabric.core.execution.attempt import CleaningUp, RetryScheduled, TerminalFailed
-from flowfabric.core.execution.attempts import inline_attempts
+from flowfabric.core.execution.attempts import ATTEMPT_TIMEOUT, inline_attempts
 from flowfabric.core.execution.change import Change, fold, unchanged
 from flowfabric.core.execution.cleanup import CleanedUp
 from flowfabric.core.execution.ending import end, event_of
@@ -45,6 +45,7 @@ from flowfabric.core.execution.model import (
     Lease,
     Life,
     Lost,
+    LostLease,
     Next,
     Outcome,
     Ready,
@@ -165,8 +166,19 @@ def expire(
     match snapshot.state:
         case Active(lease=Lease(times_out_at=int() as at) as lease) if at <= now:
             return _time_out(snapshot, now, lease, jitter)
+        case Lost() if cleanup is None and (lost := _overdue(snapshot, now)) is not None:
+            retry = owner_rules.retry_revoked(snapshot, now, lost, jitter)
+            return expire_now(snapshot, now, ATTEMPT_TIMEOUT) if retry is None else retry
         case _:
             return unchanged(AlreadySatisfied("not_yet_due"))
+
+
+def _overdue(snapshot: Snapshot, now: Millis) -> LostLease | None:
+    """The revoked lease whose attempt has exceeded its timeout since."""
+    lost = snapshot.life.lapsed
+    if lost is None or lost.times_out_at is None or lost.times_out_at > now:
+        return None
+    return lost
 
 
 def expire_now(snapshot: Snapshot, now: Millis, reason: str) -> "Change[Expired]":
@@ -293,9 +305,21 @@ def due(
         return unchanged(AlreadySatisfied("already_terminal"))
     change = _due(snapshot, now, jitter, grace, signal_id)
     if change.after is None:
-        return expire_pending(snapshot, now)
+        closed = expire_pending(snapshot, now)
+        return _forget_timer(snapshot, now) if closed.after is None else closed
     closed = expire_pending(change.after, now)
     return change if closed.after is None else replace(fold(change, closed), outcome=change.outcome)
+
+
+def _forget_timer(snapshot: Snapshot, now: Millis) -> "Change[AlreadySatisfied]":
+    """Removes the timer of a revoked attempt that is due although a worker has taken the run over:
+    the new attempt has its own."""
+    answer = AlreadySatisfied("not_yet_due")
+    lost = _overdue(snapshot, now)
+    if lost is None:
+        return unchanged(answer)
+    life = replace(snapshot.life, lapsed=replace(lost, times_out_at=None))
+    return Change(answer, snapshot, snapshot.to(snapshot.state, life=life))
 
 
 def _due(

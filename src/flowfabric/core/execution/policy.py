@@ -36,6 +36,8 @@ MAX_POLICY = 1 << 16
 DEFAULT_RECLAIM_CAP = 3
 """How often a lost execution is taken over by default."""
 
+_BACKOFFS = frozenset({"fixed", "exponential"})
+
 # Longer documents are not cached, so that the caches stay within a few megabytes.
 _CACHED_SIZE = 2048
 
@@ -194,6 +196,8 @@ def _parse(data: bytes) -> Policy:
         members["routing_requirements"] = _routing(members["routing_requirements"])
     if "suspension_policy" in members:
         members["suspension_policy"] = _suspension(members["suspension_policy"])
+    if "retry_policy" in members:
+        members["retry_policy"] = _retry(members["retry_policy"])
     try:
         return _limited(from_members(Policy, members))
     except msgspec.ValidationError as error:
@@ -259,6 +263,17 @@ def _routing(members: object) -> dict[str, Any]:
         return members
     tokens = check_capabilities(members["required_capabilities"], "required")
     return {**members, "required_capabilities": tokens}
+
+
+def _retry(members: object) -> object:
+    """A backoff of a kind that this release does not know waits for the default of a fixed one. It
+    restricts nothing, so it is no reason to refuse the policy; what was given is kept."""
+    if not isinstance(members, dict) or not isinstance(given := members.get("backoff"), dict):
+        return members
+    kind = given.get("type", "")
+    if not isinstance(kind, str) or kind in _BACKOFFS:
+        return members
+    return {**members, "backoff": {"type": "fixed", "as_given": given}}
 
 
 def _suspension(members: object) -> object:

@@ -172,16 +172,18 @@ class Attempts(Service):
             _check_failure(failure)
         return await self._release(owned, cleanup.finish, failure)
 
-    async def renew(self, owned: Owned, ttl: Span | None = None) -> Renewed:
-        """Extends the lease, given as a claim, a handle or a fence."""
+    async def renew(self, owned: Owned, ttl: Span | None = None, *, record: bool = True) -> Renewed:
+        """Extends the lease, given as a claim, a handle or a fence. The renewal is an event, unless
+        `record` is False."""
         if isinstance(owned, Claim):
-            return await self._claims.renew(owned, ttl)
+            return await self._claims.renew(owned, ttl, record=record)
         id, owner = self.unpack(owned)
         if isinstance(owned, str) and ttl is None:
             ttl = self.open(owned).lease_ttl
         if ttl is None:
             raise Invalid("a renewal by fence needs a ttl")
-        return await self._claims.renew_as(id, owner, ttl, signed=isinstance(owned, str))
+        signed = isinstance(owned, str)
+        return await self._claims.renew_as(id, owner, ttl, signed=signed, record=record)
 
     async def progress(
         self, owned: Owned, percent: int | None = None, message: str | None = None

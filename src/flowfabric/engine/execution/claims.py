@@ -239,35 +239,39 @@ class Claims(Service):
         checked = [_check_renewal(each) for each in check_items(renewals, "renewals")]
         return await self._context.store.renew(checked, self._now())
 
-    async def renew(self, owned: Claim, ttl: Span | None = None) -> Renewed:
+    async def renew(self, owned: Claim, ttl: Span | None = None, *, record: bool = True) -> Renewed:
         """Extends the lease to now + ttl, never shortens it; otherwise raises a `LeaseLost` that
-        says why."""
+        says why. The renewal is an event, unless `record` is False."""
         lease = check_kind_of(owned, Claim, "claim").lease
         span = owned.ttl if ttl is None else check_ttl(ttl)
-        renewal = Renewal(owned.uuid, lease.id, owned.epoch, span)
+        events = check_flag(record, "record")
+        renewal = Renewal(owned.uuid, lease.id, owned.epoch, span, events)
         expires_at = await self._renewals.put(renewal)
         if expires_at is not None:
             return Renewed(expires_at, owned.epoch)
-        return await self.renew_as(owned.id, owned.owner, span)
+        return await self.renew_as(owned.id, owned.owner, span, record=events)
 
-    async def renew_as(self, id: str, owner: Owner, ttl: Span, *, signed: bool = False) -> Renewed:
+    async def renew_as(
+        self, id: str, owner: Owner, ttl: Span, *, signed: bool = False, record: bool = True
+    ) -> Renewed:
         """The same for a caller that holds an id and a fence instead of a claim. If the engine has
         `signed` that fence, its attempt is that of its lease and need not be compared."""
-        span, who = check_ttl(ttl), check_owner(owner)
+        span, who, events = check_ttl(ttl), check_owner(owner), check_flag(record, "record")
         fence = who.fence if signed else None
         if fence is not None:
-            renewal = Renewal(ExecutionId(id).uuid, fence.lease_id, fence.epoch, span)
+            renewal = Renewal(ExecutionId(id).uuid, fence.lease_id, fence.epoch, span, events)
             expires_at = await self._renewals.put(renewal)
             if expires_at is not None:
                 return Renewed(expires_at, fence.epoch)
-        return await self._decide(id, rules.renew, who, span)
+        return await self._decide(id, partial(rules.renew, record=events), who, span)
 
-    async def renew_all(self, owned: Sequence[Claim]) -> "Renewals":
+    async def renew_all(self, owned: Sequence[Claim], *, record: bool = False) -> "Renewals":
         """One heartbeat for everything a worker holds: for each claim, the renewal or why it was
-        lost. An old and a new claim of one execution each have an answer."""
+        lost. An old and a new claim of one execution each have an answer. The renewals are events
+        with `record` only."""
         claims = [check_kind_of(each, Claim, "claim") for each in check_items(owned, "claims")]
         answers = await asyncio.gather(
-            *(self.renew(claim) for claim in claims), return_exceptions=True
+            *(self.renew(claim, record=record) for claim in claims), return_exceptions=True
         )
         found = Renewals()
         for claim, answer in zip(claims, answers, strict=True):
@@ -427,6 +431,7 @@ def _check_renewal(renewal: object) -> Renewal:
         parse_uuid(checked.lease_id, "lease"),
         check_whole(checked.epoch, "epoch", 0, (1 << 63) - 1),
         check_ttl(checked.ttl),
+        check_flag(checked.record, "record"),
     )
 
 

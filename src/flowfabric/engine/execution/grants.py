@@ -40,7 +40,7 @@ from flowfabric.core.execution.granted import (
     check_notes,
     grant_id_from_key,
 )
-from flowfabric.core.execution.lease import DEFAULT_TTL, Taking
+from flowfabric.core.execution.lease import DEFAULT_TTL, MAX_TTL, Taking
 from flowfabric.core.execution.model import Active, Ready, Snapshot, WorkerIdentity
 from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.limit.budget import Exhausted, spent
@@ -53,7 +53,7 @@ from flowfabric.engine.limit.budget_gate import BudgetGate
 from flowfabric.engine.limit.rounds import Rounds
 from flowfabric.store.queries import Claimable, Taken
 
-MAX_GRANT = Millis(60_000)
+MAX_GRANT = MAX_TTL
 DEFAULT_GRANT = Millis(10_000)
 EXAMINED = 200
 LOOKS = 5
@@ -125,8 +125,8 @@ class Grants(Service):
         notes: GrantNotes = NO_NOTES,
     ) -> Granted | None:
         """Grants the best waiting execution of a lane that this worker can run; None if there is
-        none or the lane is paused. Passes over executions that it cannot run, which stay as they
-        are. Those before it whose budget is used up go and wait for their budgets."""
+        none or the lane is paused. Executions that it cannot run stay as they are; those that it
+        finds without budget go and wait for their budgets."""
         grantee = self._grantee(worker, capabilities, ttl, None, notes)
         place = None if namespace is None else check_namespace(namespace)
         name = check_lane(lane)

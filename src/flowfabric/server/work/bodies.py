@@ -62,10 +62,12 @@ class LeaseToRenew(Fenced):
 
 class RenewLeases(Struct, kw_only=True, forbid_unknown_fields=True):
     """Each lease is extended to now + `lease_ms`, by default the length of its claim; a fence
-    without a handle needs `lease_ms`. A lease never gets shorter."""
+    without a handle needs `lease_ms`. A lease never gets shorter. Each renewal is an event, unless
+    `record` is false."""
 
     leases: Annotated[list[LeaseToRenew], Meta(max_length=MAX_LEASES)]
     lease_ms: LeaseMs | None = None
+    record: bool = True
 
 
 class CompleteRun(Fenced):

@@ -48,7 +48,7 @@ async def _renewed(
     try:
         lease = await present_lease(context, caller_of(request), data, data.execution_id)
         id = lease.id
-        renewed = await context.engine.attempts.renew(lease.owned, ttl)
+        renewed = await context.engine.attempts.renew(lease.owned, ttl, record=wanted.record)
         return RenewedLease(id, 200, renewed.expires_at)
     except FlowFabricError as error:
         status, body = answer_to(error)

@@ -55,6 +55,7 @@ _PROGRESS_SHARED = (1, 2, 6, 7, 8, 9)
 """Claim and epoch, and of a step all but its document: runs that do the same are often at the same
 place."""
 _TTL = 3
+_RENEWAL_WIDTH = 5
 
 MIN_RENEW_SECONDS = 0.2
 MAX_RENEW_SECONDS = 2.0
@@ -74,7 +75,7 @@ class _End(Struct, frozen=True, gc=False):
 async def renew(
     session: PostgresSession, renewals: Sequence[Renewal], now: Millis
 ) -> dict[UUID, Millis]:
-    rows = [(r.uuid, r.lease_id, r.epoch, r.ttl) for r in renewals]
+    rows = [(r.uuid, r.lease_id, r.epoch, r.ttl, r.record) for r in renewals]
     rows.sort(key=_number)
     extended: dict[UUID, Millis] = {}
     for found in await divide(rows, partial(_renew, session, now)):
@@ -112,7 +113,11 @@ async def write_progress(
 async def _renew(
     session: PostgresSession, now: Millis, rows: Sequence[Row], patience: float
 ) -> dict[UUID, Millis]:
-    work = partial(_fetch, session, "renewed_leases", (*columns(rows, 4), now))
+    *fences, record = columns(rows, _RENEWAL_WIDTH)
+    name, values = "renewed_leases", (*fences, now)
+    if any(record):
+        name, values = "recorded_renewals", (*fences, record, now)
+    work = partial(_fetch, session, name, values)
     limit = min(MAX_RENEW_SECONDS, max(MIN_RENEW_SECONDS, min(r[_TTL] for r in rows) / 8000))
     patience = min(patience, limit)  # a renewal that comes late is none
     return dict(await session.renew.run(work, limit=limit, patience=patience))

@@ -8,6 +8,22 @@ from unnest($1::uuid[], $2::uuid[], $3::integer[], $4::bigint[]) as g (id, claim
 where l.id = any(array[g.id]) and l.claim = g.claim and l.epoch = g.epoch and l.expires_at > $5
 returning l.id, l.expires_at
 
+-- name: recorded_renewals
+-- The same, with the event (7) of those that ask for it.
+with renewed as (
+    update {schema}.lease l
+    set expires_at = greatest(l.expires_at, $6::bigint + g.ttl), renewed_at = $6
+    from unnest($1::uuid[], $2::uuid[], $3::integer[], $4::bigint[], $5::boolean[])
+        as g (id, claim, epoch, ttl, record)
+    where l.id = any(array[g.id]) and l.claim = g.claim and l.epoch = g.epoch and l.expires_at > $6
+    returning l.id, l.expires_at, l.epoch, l.attempt, l.worker, g.record
+),
+told as (
+    insert into {schema}.event (id, at, kind, epoch, attempt, worker)
+    select r.id, $6, 7, r.epoch, r.attempt, r.worker from renewed r where r.record
+)
+select r.id, r.expires_at from renewed r
+
 -- part: ended_rows
 -- A life of NULL keeps the one of the lease, an empty one clears it. The one event an ending
 -- usually has tells of the lease itself and rides with it; where it is otherwise, `kind` is NULL

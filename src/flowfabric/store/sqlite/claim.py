@@ -68,14 +68,19 @@ def claim_all(session: SqliteSession, calls: Sequence[ClaimCall], now: Millis) -
 
 def renew(session: SqliteSession, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:
     by_ttl: dict[Millis, dict[bytes, UUID]] = {}
+    recorded: list[bytes] = []
     for renewal, id in standing(session, renewals, now):
         by_ttl.setdefault(renewal.ttl, {})[id] = renewal.uuid
+        if renewal.record:
+            recorded.append(id)
     renewed: dict[UUID, Millis] = {}
     for ttl, uuids in by_ttl.items():
         ids, until = list(uuids), Millis(now + ttl)
         renewed |= dict.fromkeys(uuids.values(), until)
         renewed |= {uuids[id]: at for id, at in session.among("later_leases", ids, until)}
         session.among("renewed_leases", ids, until, now)
+    if recorded:
+        session.among("recorded_renewals", recorded)
     return renewed
 
 

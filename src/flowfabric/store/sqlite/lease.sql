@@ -13,6 +13,11 @@ where l.id is null
 -- The version stays: a renewal only extends a lease, and no decision depends on it.
 update lease set expires_at = max(expires_at, ?), renewed_at = ? where id in (?)
 
+-- name: recorded_renewals
+-- The events (7) of renewals that ask for one; Postgres writes them with the renewal.
+insert or fail into event (id, at, kind, epoch, attempt, worker, detail)
+select id, renewed_at, 7, epoch, attempt, worker, null from lease where id in (?)
+
 -- name: later_leases
 -- Those that would have been shortened.
 select id, expires_at from lease where expires_at > ? and id in (?)

@@ -68,7 +68,8 @@ class WorkerOptions(WorkerSettings, frozen=True, kw_only=True):
     worker that died is noticed after that time. `drain` is how long a stopping worker waits for its
     runs before it hands them back; a process that a signal has asked to stop ends at most eight
     seconds later. With `webhooks` it delivers the webhooks as well, also if it serves certain lanes
-    only. Spans are "30s", seconds or timedeltas, and are read as timedeltas.
+    only. With `record_renewals` every renewal of a lease is an event: one for each running run
+    every third of `ttl`. Spans are "30s", seconds or timedeltas, and are read as timedeltas.
     """
 
     ttl: timedelta = to_timedelta(DEFAULT_TTL)
@@ -90,6 +91,7 @@ class WorkerOptions(WorkerSettings, frozen=True, kw_only=True):
             drain: Span = 20,
             heartbeat: bool = True,
             webhooks: bool = False,
+            record_renewals: bool = False,
         ) -> None: ...
 
     def __post_init__(self) -> None:

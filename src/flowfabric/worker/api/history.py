@@ -52,9 +52,10 @@ class RunAttempt(Struct, frozen=True, kw_only=True):
 
 class RunEvent(Struct, frozen=True, kw_only=True):
     """Something that happened to a run. `seq` grows with every event of the store. `attempt` counts
-    from 1. `lease` says what became of the lease (acquired, reclaimed, released, expired, revoked),
-    `completion` how the run ended, `operator` what an operator did; each is None for other events.
-    Moments in `detail`, such as `until` of a retry, are `datetime`."""
+    from 1. `lease` says what became of the lease (acquired, renewed, reclaimed, released, expired,
+    revoked), `completion` how the run ended, `operator` what an operator did; each is None for
+    other events. Moments in `detail`, such as `until` of a retry, are `datetime`; its `message`
+    says why a running run failed or was cancelled."""
 
     seq: int
     id: RunId

@@ -33,11 +33,11 @@ class WorkerLease:
 
     __slots__ = ("claim", "expires_at", "key", "renewal", "renewed_at", "resting", "seen_at")
 
-    def __init__(self, claim: Claim, age: float = 0.0) -> None:
-        """`age` is how many seconds ago the lease began."""
+    def __init__(self, claim: Claim, age: float = 0.0, *, record: bool = False) -> None:
+        """`age` is how many seconds ago the lease began. With `record` its renewals are events."""
         lease, uuid, epoch = claim.lease, claim.uuid, claim.epoch
         self.claim = claim
-        self.renewal = Renewal(uuid, lease.id, epoch, claim.ttl)
+        self.renewal = Renewal(uuid, lease.id, epoch, claim.ttl, record)
         self.key: Key = (uuid, epoch)
         self.expires_at = lease.expires_at
         self.renewed_at = self.seen_at = time.monotonic() - max(0.0, age)
@@ -63,5 +63,8 @@ class WorkerLease:
         if self.lasts_until(engine.now() + ahead):
             return
         asked_at = time.monotonic()
-        answer = await until_available(lambda: engine.claims.renew(self.claim), give_up)
+        record = self.renewal.record
+        answer = await until_available(
+            lambda: engine.claims.renew(self.claim, record=record), give_up
+        )
         self.renewed(answer.expires_at, asked_at)

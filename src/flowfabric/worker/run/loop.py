@@ -234,7 +234,8 @@ class Worker:
     def _launch(self, executor: Executor, claim: Claim, now: Millis) -> None:
         lease, handler = claim.lease, _handler(self._tasks, claim)
         age = now - (lease.expires_at - claim.ttl)
-        active = ActiveRun(claim, handler, WorkerLease(claim, age / 1000))
+        held = WorkerLease(claim, age / 1000, record=self.options.record_renewals)
+        active = ActiveRun(claim, handler, held)
         self._supersede(active)
         if lease.start is Start.RECLAIM:
             log_takeover(claim)

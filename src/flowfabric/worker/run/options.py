@@ -22,7 +22,8 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     ("30s", or milliseconds): a worker that died is noticed after that time. `drain` is how long a
     stopping worker waits for its runs before it hands them back ("1m", or seconds); a process that
     a signal has asked to stop ends at most eight seconds later. With `webhooks` it delivers the
-    webhooks as well, also if it serves certain lanes only.
+    webhooks as well, also if it serves certain lanes only. With `record_renewals` every renewal of
+    a lease is an event: one for each running run every third of `ttl`.
     """
 
     name: str = "worker"
@@ -36,6 +37,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
     drain: str | float | timedelta = 20.0
     heartbeat: bool = True
     webhooks: bool = False
+    record_renewals: bool = False
 
     def __post_init__(self) -> None:
         force_setattr(self, "ttl", check_ttl(self.ttl))
@@ -58,6 +60,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
         parse_span(self.drain, "drain")
         check_flag(self.heartbeat, "heartbeat")
         check_flag(self.webhooks, "webhooks")
+        check_flag(self.record_renewals, "record_renewals")
 
 
 WorkerOptions = WorkerSettings
