@@ -115,7 +115,7 @@ async def _renew(
 ) -> dict[UUID, Millis]:
     *fences, record = columns(rows, _RENEWAL_WIDTH)
     name, values = "renewed_leases", (*fences, now)
-    if any(record):
+    if any(record or ()):
         name, values = "recorded_renewals", (*fences, record, now)
     work = partial(_fetch, session, name, values)
     limit = min(MAX_RENEW_SECONDS, max(MIN_RENEW_SECONDS, min(r[_TTL] for r in rows) / 8000))
