@@ -92,8 +92,48 @@ def test_an_address_that_is_taken_is_a_failure_and_no_wrong_usage(store: str) ->
 
 def test_a_server_is_not_open_to_others_by_mistake(store: str) -> None:
     server = ServerProcess("--store", store, listen="0.0.0.0:0")
-    assert server.wait() == 2
+    assert server.wait() == 1
     assert any("refusing to listen" in line for line in server.lines), server.lines
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("MAX_STREAM_READERS", "0"),
+        ("CORS_ORIGINS", "nonsense"),
+        ("WAITPOINT_SECRET", "abc"),
+        ("WAITPOINT_SECRET", ""),
+    ],
+)
+def test_a_variable_that_is_not_understood_is_a_failure(variable: str, text: str) -> None:
+    """server-sdk.md 2.1: the server does not start, names the variable, and exits with 1."""
+    name = f"FLOWFABRIC_{variable}"
+    server = ServerProcess("--store", "sqlite://", environ={name: text})
+    assert server.wait() == 1
+    assert any(f"invalid value for {name}: " in line for line in server.lines), server.lines
+
+
+def test_a_flag_that_is_not_understood_is_wrong_usage() -> None:
+    server = ServerProcess("--store", "sqlite://", "--cors-origins", "nonsense")
+    assert server.wait() == 2
+    assert any("invalid value for --cors-origins: " in line for line in server.lines), server.lines
+
+
+@pytest.mark.parametrize("text", ["*", "https://app.example.com,nonsense"])
+def test_a_server_allows_the_pages_that_it_is_given(text: str) -> None:
+    """server-sdk.md 1.6: `*` is every page; what is no origin is dropped with a warning."""
+    page = {"Origin": "https://app.example.com"}
+    asked = {**page, "Access-Control-Request-Method": "PUT"}
+    environ = {"FLOWFABRIC_CORS_ORIGINS": text}
+    with server_process("--store", "sqlite://", environ=environ) as server:
+        reply = httpx.options(f"{server.url}/v1/executions", headers=asked)
+        allowed = reply.headers["access-control-allow-origin"]
+        assert allowed == ("*" if text == "*" else page["Origin"])
+        assert "PUT" in reply.headers["access-control-allow-methods"]
+        made = httpx.post(f"{server.url}/v1/executions", json=EXECUTION, headers=page)
+        assert (made.status_code, made.headers["access-control-allow-origin"]) == (201, allowed)
+        words = "CORS is open" if text == "*" else "'nonsense' is not an origin"
+        assert any(words in line and "WARNING" in line for line in server.lines), server.lines
 
 
 def test_processes_drain_when_their_parent_is_killed(store: str) -> None:
