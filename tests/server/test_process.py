@@ -64,7 +64,7 @@ def test_the_token_of_the_environment_is_wanted(store: str) -> None:
     [
         (("--request-timeout", "soon"), "invalid value for --request-timeout"),
         (("--rate-limit", "many"), "invalid value for --rate-limit"),
-        (("--cors-origins", "*"), "invalid value for --cors-origins"),
+        (("--cors-origins", "nonsense"), "invalid value for --cors-origins"),
         (("--tls-cert", "/nowhere"), "invalid value for --tls-cert"),
     ],
 )
@@ -79,7 +79,7 @@ def test_a_server_does_not_start_with_a_secret_it_cannot_use(store: str, secret:
     """An empty one is not taken for none: a secret of its own would sign what others cannot."""
     environ = {"FLOWFABRIC_WAITPOINT_SECRET": secret}
     server = ServerProcess("--store", store, environ=environ)
-    assert server.wait() == 2
+    assert server.wait() == 1
     assert any("FLOWFABRIC_WAITPOINT_SECRET" in line for line in server.lines), server.lines
 
 
@@ -102,7 +102,6 @@ def test_a_server_is_not_open_to_others_by_mistake(store: str) -> None:
         ("MAX_STREAM_READERS", "0"),
         ("CORS_ORIGINS", "nonsense"),
         ("WAITPOINT_SECRET", "abc"),
-        ("WAITPOINT_SECRET", ""),
     ],
 )
 def test_a_variable_that_is_not_understood_is_a_failure(variable: str, text: str) -> None:
@@ -111,12 +110,6 @@ def test_a_variable_that_is_not_understood_is_a_failure(variable: str, text: str
     server = ServerProcess("--store", "sqlite://", environ={name: text})
     assert server.wait() == 1
     assert any(f"invalid value for {name}: " in line for line in server.lines), server.lines
-
-
-def test_a_flag_that_is_not_understood_is_wrong_usage() -> None:
-    server = ServerProcess("--store", "sqlite://", "--cors-origins", "nonsense")
-    assert server.wait() == 2
-    assert any("invalid value for --cors-origins: " in line for line in server.lines), server.lines
 
 
 @pytest.mark.parametrize("text", ["*", "https://app.example.com,nonsense"])
