@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import threading
 from collections.abc import (
     AsyncIterator,
@@ -80,6 +81,7 @@ Span = str | float | timedelta
 URL_VARIABLE = "FLOWFABRIC_URL"
 TOKEN_VARIABLE = "FLOWFABRIC_TOKEN"  # noqa: S105 - its name, not its value
 SECRET_VARIABLE = "FLOWFABRIC_WAITPOINT_SECRET"  # noqa: S105 - its name, not its value
+_HEADER_TOKEN = re.compile("[!-~]+")
 
 
 class TaskDecorator:
@@ -123,7 +125,7 @@ class Fabric:
         lifespan: LifespanFunction | None = None,
         token: str | None = None,
     ) -> None:
-        self.url, self._token = _url(url), _token(token)
+        self.url, self._token = _url(url), _token(token, _url(url))
         self.tasks: dict[str, Task[Any, Any]] = {}
         self._hooks = Hooks(None if lifespan is None else partial(check_lifespan(lifespan), self))
         self._options, self._clock = _with_secret(options), clock
@@ -471,11 +473,18 @@ def _url(given: str | None) -> str:
     return url
 
 
-def _token(given: str | None) -> str | None:
-    """The token for a server, given or from the environment."""
-    if given is not None:
-        check_text(given, "the token")
-    return given or os.environ.get(TOKEN_VARIABLE) or None
+def _token(given: str | None, url: str) -> str | None:
+    """The token for a server, given or from the environment. One that is blank, or that no header
+    can carry, is refused here, not by every request."""
+    if given is None:
+        what, found = TOKEN_VARIABLE, os.environ.get(TOKEN_VARIABLE) or None
+    else:
+        what, found = "the token", check_text(given, "the token")
+    del given
+    if found is not None and is_server(url) and _HEADER_TOKEN.fullmatch(found) is None:
+        del found
+        raise Invalid(f"{what} is not printable ASCII without spaces, as access tokens are")
+    return found or None
 
 
 def _with_secret(options: EngineOptions | None) -> EngineOptions:

@@ -128,6 +128,22 @@ def test_a_token_is_text() -> None:
         Fabric("http://localhost:1", token=5)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("token", ["", " ", "two words", "a\nb", "tökén"])
+def test_a_token_that_no_header_can_carry_is_refused_at_once(
+    token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """server-sdk.md 3.6: a mistake of the configuration, not a refusal of the server"""
+    with pytest.raises(Invalid, match="the token is not printable ASCII") as caught:
+        Fabric("http://localhost:1", token=token)
+    assert not token.strip() or token not in str(caught.value)
+    monkeypatch.setenv("FLOWFABRIC_TOKEN", token)
+    if not token:
+        Fabric("http://localhost:1")
+        return
+    with pytest.raises(Invalid, match="FLOWFABRIC_TOKEN is not printable ASCII"):
+        Fabric("http://localhost:1")
+
+
 WRONG: list[tuple[str, dict[str, Any]]] = [
     ("executions.cancel", {"id": None, "reason": "r"}),
     ("executions.set_tags", {"id": str(UUID(int=1)), "tags": 5}),

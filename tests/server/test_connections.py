@@ -62,6 +62,33 @@ async def test_a_body_that_does_not_come_ends_the_request(hasty: str, path: str)
     assert json.loads(body)["code"] == "request_timeout"
 
 
+@pytest.mark.parametrize("more", ["", "Connection: close\r\n"])
+async def test_a_client_that_still_sends_gets_the_answer_to_a_large_body(
+    engine: Engine, more: str
+) -> None:
+    """server-sdk.md 1.6: 413 is decided by the length alone, while the client sends the body; a
+    connection that is closed then is reset, and the client never reads the answer."""
+    context = ServerContext(engine, Authentication(engine, is_open=True))
+    head = f"POST /v1/executions HTTP/1.1\r\n{JSON}{more}Content-Length: {8 << 20}\r\n\r\n"
+    async with (
+        serving(create_app(context), http=GuardedProtocol) as address,
+        connection(address) as (reader, writer),
+    ):
+        writer.write(head.encode())
+        assert b" 413 " in await asyncio.wait_for(reader.readline(), 10)
+        for _ in range(8):
+            writer.write(b" " * (1 << 20))
+            await asyncio.wait_for(writer.drain(), 10)
+        assert b'"payload_too_large"' in await asyncio.wait_for(reader.read(), 10)
+
+
+async def test_a_client_that_sends_an_endless_body_is_cut_off(hasty: str) -> None:
+    head = f"POST /v1/executions HTTP/1.1\r\n{JSON}Content-Length: {8 << 20}\r\n\r\n"
+    async with connection(hasty) as (reader, writer):
+        writer.write(head.encode())
+        assert b'"payload_too_large"' in await asyncio.wait_for(reader.read(), 10)
+
+
 @pytest.mark.parametrize("sent", ["", f"{JSON}Content-Length: 100\r\n\r\n{{"])
 async def test_a_request_that_is_cut_off_is_refused(hasty: str, sent: str) -> None:
     async with connection(hasty) as (reader, writer):

@@ -3,7 +3,7 @@
 import pytest
 
 from flowfabric.core.base.errors import Invalid
-from flowfabric.server.cors import HEADERS, METHODS, CorsPolicy, parse_origin, parse_origins
+from flowfabric.server.cors import HEADERS, METHODS, CorsPolicy, parse_cors, parse_origin
 
 APP = "https://app.example.com"
 POLICY = CorsPolicy(frozenset({APP}))
@@ -51,14 +51,29 @@ def test_what_is_no_origin_is_refused(text: str) -> None:
         parse_origin(text)
 
 
-def test_a_list_is_refused_as_a_whole() -> None:
-    """The original drops what it does not understand and goes on."""
-    assert parse_origins(f" {APP} , http://localhost:3000") == {APP, "http://localhost:3000"}
-    for text in (f"{APP},", f",{APP}", f"{APP},nonsense", "", " ", f"{APP} http://b"):
+def test_what_is_no_origin_is_dropped_from_a_list() -> None:
+    """server-sdk.md 1.6: if no member of the list is an origin, the server does not start."""
+    both = parse_cors(f" {APP} , http://localhost:3000")
+    assert both == CorsPolicy(frozenset({APP, "http://localhost:3000"}))
+    assert parse_cors(f"{APP},nonsense,*") == CorsPolicy(frozenset({APP}), ("nonsense", "*"))
+    for text in ("", " ", ",", "nonsense", "a,b", f"{APP} http://b", "*,*"):
         with pytest.raises(Invalid):
-            parse_origins(text)
+            parse_cors(text)
     with pytest.raises(Invalid, match="limit"):
-        parse_origins(",".join(f"https://a{n}" for n in range(101)))
+        parse_cors(",".join(f"https://a{n}" for n in range(101)))
+
+
+@pytest.mark.parametrize("origin", [APP, "https://other", "null"])
+def test_a_star_allows_every_page_without_credentials(origin: str) -> None:
+    """server-sdk.md 1.6: any origin, method and header; no credentials."""
+    every = parse_cors("*")
+    assert every.allows(origin)
+    assert every.headers(origin)["access-control-allow-origin"] == "*"
+    allowed = every.preflight(origin, "PURGE", "X-Mine, Authorization") or {}
+    assert allowed["access-control-allow-origin"] == "*"
+    assert "PURGE" in allowed["access-control-allow-methods"].split(", ")
+    assert allowed["access-control-allow-headers"] == "x-mine, authorization"
+    assert "access-control-allow-credentials" not in every.headers(origin) | allowed
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from flowfabric.core.base.errors import Unavailable
 from flowfabric.core.limit.quota import Quota
 from flowfabric.engine.engine import Engine
-from tests.kit.http import EXECUTION, LANE, NOBODY, create
+from tests.kit.http import EXECUTION, LANE, NOBODY, create, error_of
 
 pytestmark = pytest.mark.rules
 
@@ -36,6 +36,12 @@ async def test_a_repeat_is_a_duplicate_whatever_is_wrong_with_the_rest(
         assert (reply.status_code, reply.json()) == (200, {"Duplicate": {"execution_id": id}})
     reply = await http.post(URL, json={**EXECUTION, "idempotency_key": "other", **wrong})
     assert reply.status_code in (400, 404)
+
+
+async def test_a_limit_that_does_not_exist_is_named(http: httpx.AsyncClient) -> None:
+    for policy in ({"budget_ids": [NOBODY]}, {"quotas": [{"quota": NOBODY}]}):
+        reply = await http.post(URL, json={**EXECUTION, "policy": policy})
+        assert error_of(reply, 404)["details"]["key"] == NOBODY
 
 
 async def test_a_run_with_a_quota_waits_for_a_worker_if_there_is_room(

@@ -76,4 +76,4 @@ async def test_a_caller_without_a_token_is_refused_before_its_body_is_looked_at(
         for path in ("/v1/budgets", "/v1/executions/x/replay", "/v1/nothing"):
             assert (await http.post(path, content=b" " * 70_000)).status_code == 401
         signal = await http.post("/v1/executions/x/signal", content=b" " * 300_000)
-        assert signal.status_code == 413
+        assert signal.status_code == 401

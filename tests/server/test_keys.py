@@ -86,7 +86,10 @@ async def test_one_rotation_at_a_time(
 
 
 async def test_a_rotation_that_takes_too_long_is_504(
-    http: httpx.AsyncClient, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    http: httpx.AsyncClient,
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def rotate(kid: str, secret: str, **options: Any) -> Noop:
         await asyncio.Event().wait()
@@ -94,18 +97,35 @@ async def test_a_rotation_that_takes_too_long_is_504(
 
     monkeypatch.setattr(engine.keys, "rotate", rotate)
     monkeypatch.setattr("flowfabric.server.keys.ROTATION_TIME", 0.0)
-    error_of(await http.post(URL, json=ROTATE), 504)
+    with caplog.at_level(logging.INFO, "flowfabric.server.audit"):
+        error_of(await http.post(URL, json=ROTATE), 504)
+    assert _events(caplog) == ["waitpoint_hmac_rotation_timeout_http_504"]
 
 
 async def test_a_rotation_is_recorded_without_the_secret(
     http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """server-sdk.md 2.5: security events are records of their own."""
     with caplog.at_level(logging.INFO, "flowfabric.server.audit"):
         await http.post(URL, json=ROTATE)
-    (record,) = [each for each in caplog.records if each.name == "flowfabric.server.audit"]
-    assert "k2" in record.getMessage()
-    assert "anonymous" in record.getMessage()
+        await http.post(URL, json={**ROTATE, "new_secret_hex": "cd" * 32})
+    assert _events(caplog) == [
+        "waitpoint_hmac_rotation_complete",
+        "waitpoint_hmac_rotation_failed",
+    ]
+    for record in _audited(caplog):
+        assert "k2" in record.getMessage()
+        assert "anonymous" in record.getMessage()
     assert SECRET not in caplog.text
+    assert "cdcd" not in caplog.text
+
+
+def _audited(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [each for each in caplog.records if each.name == "flowfabric.server.audit"]
+
+
+def _events(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [vars(each)["event"] for each in _audited(caplog)]
 
 
 async def test_the_limit_of_the_body(http: httpx.AsyncClient) -> None:

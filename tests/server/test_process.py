@@ -64,7 +64,7 @@ def test_the_token_of_the_environment_is_wanted(store: str) -> None:
     [
         (("--request-timeout", "soon"), "invalid value for --request-timeout"),
         (("--rate-limit", "many"), "invalid value for --rate-limit"),
-        (("--cors-origins", "*"), "invalid value for --cors-origins"),
+        (("--cors-origins", "nonsense"), "invalid value for --cors-origins"),
         (("--tls-cert", "/nowhere"), "invalid value for --tls-cert"),
     ],
 )
@@ -79,7 +79,7 @@ def test_a_server_does_not_start_with_a_secret_it_cannot_use(store: str, secret:
     """An empty one is not taken for none: a secret of its own would sign what others cannot."""
     environ = {"FLOWFABRIC_WAITPOINT_SECRET": secret}
     server = ServerProcess("--store", store, environ=environ)
-    assert server.wait() == 2
+    assert server.wait() == 1
     assert any("FLOWFABRIC_WAITPOINT_SECRET" in line for line in server.lines), server.lines
 
 
@@ -92,8 +92,41 @@ def test_an_address_that_is_taken_is_a_failure_and_no_wrong_usage(store: str) ->
 
 def test_a_server_is_not_open_to_others_by_mistake(store: str) -> None:
     server = ServerProcess("--store", store, listen="0.0.0.0:0")
-    assert server.wait() == 2
+    assert server.wait() == 1
     assert any("refusing to listen" in line for line in server.lines), server.lines
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("MAX_STREAM_READERS", "0"),
+        ("CORS_ORIGINS", "nonsense"),
+        ("WAITPOINT_SECRET", "abc"),
+    ],
+)
+def test_a_variable_that_is_not_understood_is_a_failure(variable: str, text: str) -> None:
+    """server-sdk.md 2.1: the server does not start, names the variable, and exits with 1."""
+    name = f"FLOWFABRIC_{variable}"
+    server = ServerProcess("--store", "sqlite://", environ={name: text})
+    assert server.wait() == 1
+    assert any(f"invalid value for {name}: " in line for line in server.lines), server.lines
+
+
+@pytest.mark.parametrize("text", ["*", "https://app.example.com,nonsense"])
+def test_a_server_allows_the_pages_that_it_is_given(text: str) -> None:
+    """server-sdk.md 1.6: `*` is every page; what is no origin is dropped with a warning."""
+    page = {"Origin": "https://app.example.com"}
+    asked = {**page, "Access-Control-Request-Method": "PUT"}
+    environ = {"FLOWFABRIC_CORS_ORIGINS": text}
+    with server_process("--store", "sqlite://", environ=environ) as server:
+        reply = httpx.options(f"{server.url}/v1/executions", headers=asked)
+        allowed = reply.headers["access-control-allow-origin"]
+        assert allowed == ("*" if text == "*" else page["Origin"])
+        assert "PUT" in reply.headers["access-control-allow-methods"]
+        made = httpx.post(f"{server.url}/v1/executions", json=EXECUTION, headers=page)
+        assert (made.status_code, made.headers["access-control-allow-origin"]) == (201, allowed)
+        words = "CORS is open" if text == "*" else "'nonsense' is not an origin"
+        assert any(words in line and "WARNING" in line for line in server.lines), server.lines
 
 
 def test_processes_drain_when_their_parent_is_killed(store: str) -> None:

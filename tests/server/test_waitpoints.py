@@ -277,13 +277,30 @@ async def test_an_unknown_execution_is_404_for_a_caller_that_may_read(
 async def test_strangers_without_a_token_do_not_learn_which_executions_exist(
     http: httpx.AsyncClient, lab: Lab
 ) -> None:
-    """INV-21"""
+    """INV-21; server-sdk.md 1.6: every request needs a credential, that of the waitpoint at
+    least."""
     id, ticket = await suspended(http, lab)
     async with client_as(lab.engine, None) as outside:
-        for run in (id, NOBODY):
-            body = signal(ticket, waitpoint_token="")
-            reply = await outside.post(f"{URL}/{run}/signal", json=body)
-            assert error_of(reply, 400)["code"] == "missing_token"
+        for run in (id, NOBODY, "nonsense"):
+            for token in ("", "nonsense", "k:" + "0" * 64):
+                body = signal(ticket, waitpoint_token=token)
+                reply = await outside.post(f"{URL}/{run}/signal", json=body)
+                refused = error_of(reply, 401)
+                assert refused["error"] == "missing or invalid Authorization header"
+                assert refused["code"] == "missing_credentials"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"[]", b" " * 300_000])
+async def test_a_stranger_needs_a_token_whatever_the_body(
+    http: httpx.AsyncClient, lab: Lab, content: bytes
+) -> None:
+    """server-sdk.md 1.6"""
+    id, _ = await suspended(http, lab)
+    headers = {"Content-Type": "application/json"}
+    async with client_as(lab.engine, None) as outside:
+        reply = await outside.post(f"{URL}/{id}/signal", content=content, headers=headers)
+        assert error_of(reply, 401)["error"] == "missing or invalid Authorization header"
+        assert reply.headers["www-authenticate"] == "Bearer"
 
 
 REQUIRED = [
@@ -354,7 +371,7 @@ async def test_the_token_alone_is_enough_and_nothing_is_revealed(
         unknown = await outside.post(f"{URL}/{NOBODY}/signal", json=signal(ticket))
         known = await outside.post(f"{URL}/{id}/signal", json=wrong)
         assert unknown.json() == known.json()
-        assert unknown.status_code == known.status_code == 400
+        assert unknown.status_code == known.status_code == (401 if caller is None else 400)
         reply = await outside.post(f"{URL}/{id}/signal", json=signal(ticket))
         assert reply.status_code == 200, reply.text
         path = f"{URL}/{id}/pending-waitpoints"

@@ -12,6 +12,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.step import Step
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.execution.claims import Claim
 from flowfabric.server.asgi import App
 from flowfabric.server.bounded_claims import BoundedClaims
 from flowfabric.server.context import ServerContext
@@ -429,6 +430,25 @@ async def test_claims_take_about_as_many_as_fit(engine: Engine, lab: Lab) -> Non
         if event.kind is EventKind.HANDED_BACK
     ]
     assert (taken, len(handed_back)) == ([2, 2, 2], 8)
+
+
+async def test_claims_grow_slowly_after_large_payloads(
+    engine: Engine, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One small payload says little about the next ones."""
+    asked: list[int] = []
+    claim = engine.claims.claim
+
+    async def observed(*args: Any, limit: int, **options: Any) -> list[Claim]:
+        asked.append(limit)
+        return await claim(*args, limit=limit, **options)
+
+    monkeypatch.setattr(engine.claims, "claim", observed)
+    claims = BoundedClaims(1000)
+    for size in (400, 1, 1, 1, 1):
+        await lab.submit(payload=b"x" * size)
+        await claims.claim(engine, W1, limit=100)
+    assert asked == [100, 2, 5, 10, 20]
 
 
 async def test_steps_count_in_an_answer(

@@ -144,10 +144,33 @@ async def test_every_exception_is_reported_and_harms_no_other_run(
     run = await raising(bench, where, what)
     (attempt,) = await run.attempts()
     assert attempt.failure is not None
-    words = {"plain": "ValueError: boom", "picky": "Picky: 7: odd", "exit": "SystemExit"}
-    assert words[what] in attempt.failure.message
+    words = {
+        "plain": "ValueError: boom",
+        "picky": "Picky: 7: odd",
+        "exit": "handler panicked: SystemExit: 3",
+    }
+    assert attempt.failure.message == words[what]
     assert attempt.failure.category == ("handler_panic" if what == "exit" else "handler_error")
     assert b"handlers.py" in (attempt.failure.detail or b"")
+
+
+async def test_a_failure_names_what_the_error_was_raised_from(bench: Bench) -> None:
+    """server-sdk.md 3.4: the chain of errors, joined"""
+
+    @bench.fabric.task
+    async def job() -> None:
+        try:
+            try:
+                raise OSError("no route")
+            except OSError as error:
+                raise TimeoutError from error
+        except TimeoutError as error:
+            raise ValueError("no price") from error
+
+    run = await job.submit()
+    await bench.work()
+    error = await failure(bench, run)
+    assert error.message == "ValueError: no price: TimeoutError: OSError: no route"
 
 
 async def raising(bench: Bench, where: str, what: str) -> Any:

@@ -287,7 +287,7 @@ async def test_a_submission_makes_declared_limits_before_any_worker(bench: Bench
     @fabric.task(quotas=["api"], budgets=["team"])
     async def job() -> None: ...
 
-    with pytest.raises(NotFound, match="no budget 'team'"):
+    with pytest.raises(NotFound, match="no budget team"):
         await job.submit()
     fabric.budget("team", tokens=5)
     run = await job.submit()

@@ -17,7 +17,9 @@ from flowfabric.cli.errors import CommandError, ExitCode
 from flowfabric.cli.working import new_event_loop, start_log
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.redact import redact
-from flowfabric.fabric import URL_VARIABLE, Fabric
+from flowfabric.core.wait.keyring import check_first
+from flowfabric.engine.engine import Engine
+from flowfabric.fabric import SECRET_VARIABLE, URL_VARIABLE, Fabric
 from flowfabric.server.options import LogFormat, ServerOptions, read_options, unread_variables
 from flowfabric.server.processes import SOCKET_VARIABLE, ServerProcesses, bind, inherited_socket
 from flowfabric.worker.run.loop import Worker
@@ -96,8 +98,7 @@ def server(  # noqa: PLR0913 - the options are the interface
     Every option has an environment variable, such as FLOWFABRIC_LISTEN. Without --store the runs
     are kept in flowfabric.db here. With --app one command is a whole system: server and worker.
     """
-    options = read_options(
-        os.environ,
+    options = _configured(
         {
             "listen": listen,
             "token": token,
@@ -130,6 +131,19 @@ def server(  # noqa: PLR0913 - the options are the interface
         runner.run(_serve(fabric, options, listening, with_worker=app is not None))
 
 
+def _configured(flags: dict[str, str | None]) -> ServerOptions:
+    """The options. A variable that is not understood is no wrong usage of the command: the server
+    fails to start."""
+    try:
+        options = read_options(os.environ, flags)
+        if (secret := os.environ.get(SECRET_VARIABLE)) is not None:
+            check_first(secret, f"invalid value for {SECRET_VARIABLE}: it")
+    except Invalid as error:
+        read_options({}, flags)  # a flag that is not understood is wrong usage
+        raise CommandError(error.detail, word="invalid_configuration") from None
+    return options
+
+
 def _bind(options: ServerOptions) -> socket.socket:
     """An address that is taken is no wrong usage: the same command may succeed later."""
     try:
@@ -142,13 +156,13 @@ async def _serve(
     fabric: Fabric, options: ServerOptions, listening: socket.socket, *, with_worker: bool
 ) -> None:
     try:
-        from flowfabric.server.run import Server, address_of
+        from flowfabric.server.run import address_of
     except ModuleNotFoundError as error:
         text = f"the server needs {error.name}: pip install 'flowfabric[server]'"
         raise CommandError(text, ExitCode.USAGE, "no_extra") from None
     async with fabric:
         engine = await fabric.engine()
-        server = await Server.open(engine, options, [listening])
+        server = await _opened(engine, options, listening)
         if SOCKET_VARIABLE in os.environ:
             server.watch_parent(sys.stdin.fileno())
         log.info("serving %s on %s", redact(fabric.url), address_of(listening, options))
@@ -157,6 +171,15 @@ async def _serve(
         async with _beside(worker, server):
             await server.run()
     log.info("stopped")
+
+
+async def _opened(engine: Engine, options: ServerOptions, listening: socket.socket) -> "Server":
+    from flowfabric.server.run import Server
+
+    try:
+        return await Server.open(engine, options, [listening])
+    except Invalid as error:
+        raise CommandError(error.detail, word="refused_to_listen") from None
 
 
 @asynccontextmanager

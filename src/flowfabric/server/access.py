@@ -20,6 +20,8 @@ from flowfabric.server.asgi import CONTEXT, Scope
 
 CALLER = "flowfabric_caller"
 SCOPE = "flowfabric_scope"
+CREDENTIAL_IN_BODY = "credential_in_body"
+"""Option of a route whose body may have another credential than an access token."""
 
 
 def needs(scope: str, **more: object) -> dict[str, Any]:
@@ -35,6 +37,12 @@ def known_caller(connection: ASGIConnection[Any, Any, Any, Any]) -> Identity | N
 
 def anonymous(connection: ASGIConnection[Any, Any, Any, Any]) -> bool:
     return known_caller(connection) is None
+
+
+def lacks_credential(connection: ASGIConnection[Any, Any, Any, Any]) -> bool:
+    """Whether the caller has sent no access token, and a body that cannot be read might have had
+    the credential."""
+    return anonymous(connection) and CREDENTIAL_IN_BODY in connection.route_handler.opt
 
 
 def check_scope(scope: Scope) -> None:

@@ -29,19 +29,21 @@ class BoundedClaims:
 
     def __init__(self, most: int = MAX_ANSWER) -> None:
         self._most = most
-        self._last_size = 1
-        """What a payload had in the last answer."""
+        self._size = 1
+        """What a payload is expected to have: what those of the last claim had, and after large
+        ones at least half of what was expected before. Small ones between two groups of large
+        ones then do not make the next claim load a whole group."""
 
     async def claim(
         self, engine: Engine, worker: WorkerIdentity, *, limit: int, **options: Any
     ) -> list[Claim]:
         """As `Claims.claim`."""
-        expected = min(limit, max(1, self._most // self._last_size))
+        expected = min(limit, max(1, self._most // self._size))
         claims = await engine.claims.claim(worker, limit=expected, **options)
         if not claims:
             return claims
         sizes = [len(claim.payload) for claim in claims]
-        self._last_size = max(1, sum(sizes) // len(sizes))
+        self._size = max(1, sum(sizes) // len(sizes), self._size // 2)
         fits = fitting(sizes, self._most)
         try:
             await hand_back(engine, claims[fits:])

@@ -1,12 +1,11 @@
 """Which web pages may call the server from a browser: none, unless their origins are listed.
 
 An origin is compared as browsers send it: scheme, host and port, in lower case and without the
-port that the scheme implies. There is no wildcard. Credentials are never allowed: a page sends its
-access token in a header that it sets itself.
+port that the scheme implies. `*` is every origin, with any method and any header. Credentials are
+never allowed: a page sends its access token in a header that it sets itself.
 """
 
 import re
-from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -25,6 +24,8 @@ EXPOSED = ("retry-after", "x-request-id")
 MAX_AGE = 600
 """Seconds for which a browser remembers the answer to a preflight."""
 MAX_ORIGINS = 100
+EVERY = "*"
+"""Stands for every origin."""
 
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 _LABEL = "[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
@@ -35,19 +36,29 @@ _ORIGIN = re.compile(
 
 
 class CorsPolicy(Struct, frozen=True):
-    """The origins that may call; none by default."""
+    """The origins that may call; none by default. `dropped` are members of the list that are no
+    origins."""
 
     origins: frozenset[str] = frozenset()
+    dropped: tuple[str, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether every page may call."""
+        return EVERY in self.origins
 
     def allows(self, origin: str | None) -> bool:
         """Whether a page of this origin, as the browser names it, may read the answer."""
-        return origin is not None and origin in self.origins
+        return origin is not None and (self.is_open or origin in self.origins)
 
     def headers(self, origin: str | None) -> dict[str, str]:
         """The headers of an answer to this origin. `Vary` is there for every origin, so that a
         cache never gives the answer of one to another."""
         if not self.origins:
             return {}
+        if self.is_open:
+            exposed = ", ".join(EXPOSED)
+            return {"access-control-allow-origin": EVERY, "access-control-expose-headers": exposed}
         if not self.allows(origin):
             return {"vary": "origin"}
         return {
@@ -61,6 +72,8 @@ class CorsPolicy(Struct, frozen=True):
     ) -> dict[str, str] | None:
         """The headers that allow a request with this method and these headers; None refuses it."""
         asked = [name.strip().lower() for name in (headers or "").split(",") if name.strip()]
+        if self.is_open:
+            return _open_preflight(method, asked)
         if not self.allows(origin) or method not in METHODS or not set(asked) <= set(HEADERS):
             return None
         return {
@@ -72,22 +85,41 @@ class CorsPolicy(Struct, frozen=True):
         }
 
 
-def parse_origins(text: str) -> frozenset[str]:
-    """The origins in a list separated by commas. Invalid if one of them is none."""
+def _open_preflight(method: str | None, asked: list[str]) -> dict[str, str]:
+    """Allows what is asked for, by its name: a wildcard for headers would leave out
+    `authorization`."""
+    methods = METHODS if method is None or method in METHODS else (*METHODS, method)
+    return {
+        "access-control-allow-origin": EVERY,
+        "access-control-allow-methods": ", ".join(methods),
+        "access-control-allow-headers": ", ".join(asked or HEADERS),
+        "access-control-max-age": str(MAX_AGE),
+        "vary": "access-control-request-method, access-control-request-headers",
+    }
+
+
+def parse_cors(text: str) -> CorsPolicy:
+    """The policy for a list of origins separated by commas; `*` is every origin. A member that is
+    no origin is dropped: without it the server is less open. Invalid if no member is one."""
     found = [part.strip() for part in text.split(",")]
     if len(found) > MAX_ORIGINS:
         raise Invalid(f"{len(found)} origins, the limit is {MAX_ORIGINS}")
-    return check_origins(found)
-
-
-def check_origins(origins: Iterable[str]) -> frozenset[str]:
-    return frozenset(parse_origin(origin) for origin in origins)
+    if found == [EVERY]:
+        return CorsPolicy(frozenset(found))
+    origins: set[str] = set()
+    dropped: dict[str, Invalid] = {}
+    for part in found:
+        try:
+            origins.add(parse_origin(part))
+        except Invalid as error:
+            dropped[part] = error
+    if not origins:
+        raise next(iter(dropped.values()))
+    return CorsPolicy(frozenset(origins), tuple(dropped))
 
 
 def parse_origin(text: str) -> str:
     """One origin, as browsers write it."""
-    if text == "*":
-        raise Invalid("* would open the server to every web page: list the origins")
     match = _ORIGIN.fullmatch(text.lower()) if text.isascii() else None
     if match is None or (match["port"] is not None and not 1 <= int(match["port"]) <= 65535):
         raise Invalid(f"{text[:80]!r} is not an origin such as https://app.example.com")

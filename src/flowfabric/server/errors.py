@@ -16,7 +16,7 @@ from msgspec import UNSET, Struct, UnsetType, to_builtins
 from flowfabric.core.base import errors
 from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.base.ids import ANYWHERE, ExecutionId
-from flowfabric.server.access import anonymous
+from flowfabric.server.access import anonymous, lacks_credential
 from flowfabric.server.asgi import REQUEST_ID
 from flowfabric.server.wire import BodyError, encode, read_id
 
@@ -247,6 +247,8 @@ def error_headers(error: FlowFabricError) -> dict[str, str]:
 
 
 def on_body_error(request: Request[Any, Any, Any], error: BodyError) -> Response[Any]:
+    if lacks_credential(request):
+        return on_engine_error(request, errors.MissingCredentials(error.detail))
     return _response(error.status, body_error(error))
 
 
@@ -259,6 +261,9 @@ def body_error(error: BodyError) -> ErrorBody:
 
 
 def on_too_large(request: Request[Any, Any, Any], error: BodyTooLarge) -> Response[Any]:
+    if lacks_credential(request):
+        refused = errors.MissingCredentials(f"the body has more than {error.limit} bytes")
+        return on_engine_error(request, refused)
     body = TooLarge("payload_too_large", error.limit, error.route)
     return _response(413, body, {"Connection": "close"})
 

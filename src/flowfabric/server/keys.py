@@ -63,21 +63,30 @@ async def rotate_secret(
                     data.new_kid, data.new_secret_hex, grace=context.options.waitpoint_grace
                 )
         except RotationConflict as conflict:
+            _record(request, logging.WARNING, "waitpoint_hmac_rotation_failed", data.new_kid)
             return _refused(400, str(conflict), conflict.code)
         except TimeoutError:
+            event = "waitpoint_hmac_rotation_timeout_http_504"
+            _record(request, logging.WARNING, event, data.new_kid)
             text = "the rotation took too long; it is safe to repeat it"
             return _refused(504, text, "rotation_timeout", retryable=True)
-    audit.info(
-        "waitpoint secret rotated: kid %s by %s",
-        data.new_kid,
-        caller.name,
-        extra={
-            "event": "waitpoint_secret_rotated",
-            "caller": caller.name,
-            "request_id": request.scope.get(REQUEST_ID),
-        },
-    )
+    _record(request, logging.INFO, "waitpoint_hmac_rotation_complete", data.new_kid)
     return respond(RotatedSecret(PARTITIONS, [], data.new_kid))
+
+
+_SAID = {
+    "waitpoint_hmac_rotation_complete": "waitpoint secret rotated: kid %s by %s",
+    "waitpoint_hmac_rotation_failed": "waitpoint secret not rotated, kid %s is another: by %s",
+    "waitpoint_hmac_rotation_timeout_http_504": "waitpoint secret: rotation to kid %s by %s took "
+    "too long; it may be done",
+}
+"""What the log says of each event, which the original calls by the same names."""
+
+
+def _record(request: Request[Any, Any, Any], level: int, event: str, kid: str) -> None:
+    name = caller_of(request).name
+    extra = {"event": event, "caller": name, "request_id": request.scope.get(REQUEST_ID)}
+    audit.log(level, _SAID[event], kid, name, extra=extra)
 
 
 def _refused(status: int, text: str, code: str, *, retryable: bool | None = None) -> Response[Any]:

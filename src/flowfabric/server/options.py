@@ -17,7 +17,7 @@ from msgspec import Struct
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.time import MAX_SPAN, Millis, check_span
 from flowfabric.core.limit.quota import Rate, parse_rate
-from flowfabric.server.cors import CorsPolicy, parse_origins
+from flowfabric.server.cors import CorsPolicy, parse_cors
 
 T = TypeVar("T")
 
@@ -173,6 +173,13 @@ def warnings_of(options: ServerOptions, *, any_token: bool, is_open: bool = True
             f"{options.listen} is served without TLS: access tokens can be read on the way unless "
             "a proxy encrypts"
         )
+    found += [
+        f"{VARIABLE}CORS_ORIGINS: {_short(part)} is not an origin such as https://app.example.com; "
+        "its pages may not call"
+        for part in options.cors.dropped
+    ]
+    if options.cors.is_open and options.token is None and not any_token and is_open:
+        found.append("CORS is open and there is no access token: every web page may do everything")
     return found
 
 
@@ -282,10 +289,6 @@ def _rate(text: str) -> Rate | None:
     return None if text.lower() == "none" else parse_rate(text, "a rate limit")
 
 
-def _cors(text: str) -> CorsPolicy:
-    return CorsPolicy(parse_origins(text))
-
-
 def _url(text: str) -> str:
     try:
         parts = urlsplit(text)
@@ -310,7 +313,7 @@ DAY = 86_400_000
 SETTINGS: Mapping[str, Setting] = {
     "listen": Setting("listen", parse_address),
     "token": Setting("token", _token, secret=True),
-    "cors_origins": Setting("cors", _cors),
+    "cors_origins": Setting("cors", parse_cors),
     "tls_cert": Setting("tls_cert", _file),
     "tls_key": Setting("tls_key", _file),
     "metrics_listen": Setting("metrics_listen", parse_address),

@@ -61,12 +61,18 @@ is too slow for them."""
 
 
 class GatheredWrites:
-    """A transport that writes what was written in one turn of the event loop at its end. What it
-    does not know itself, the transport under it does."""
+    """A transport that writes what was written in one turn of the event loop at its end. It stays
+    open while `lingers` says so. What it does not know itself, the transport under it does."""
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        lingers: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._transport = transport
         self._loop = loop
+        self._lingers = lingers
         self._parts: list[bytes] = []
         self._size = 0
 
@@ -83,7 +89,8 @@ class GatheredWrites:
 
     def close(self) -> None:
         self._flush()
-        self._transport.close()
+        if not self._lingers():
+            self._transport.close()
 
     def _flush(self) -> None:
         parts, self._parts, self._size = self._parts, [], 0
@@ -107,10 +114,12 @@ class GuardedProtocol(HttpToolsProtocol):
     """How much was read of chunk extensions and trailers since the last byte of a body."""
     _requests = 0
     _why = MALFORMED
+    _lingers = False
+    """Whether the connection ends as soon as the client has sent the rest of a body."""
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        gathered = GatheredWrites(transport, self.loop)
+        gathered = GatheredWrites(transport, self.loop, self._linger)
         super().connection_made(cast("asyncio.Transport", gathered))
         if self.most_connections is not None and len(self.connections) > self.most_connections:
             self._refuse(TOO_MANY)
@@ -119,6 +128,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stay()
+        self._lingers = True  # there is nothing left to wait for
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -166,11 +176,13 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._reads_head, self._head = True, 0
         self._requests += 1
+        if self._lingers:
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.cycle.response_complete and not self._reads_head:
-            self._after(self.linger_time, self.transport.close)
+            self._after(self.linger_time, self._end)
 
     def send_400_response(self, msg: str) -> None:
         """What the parser, or a callback above, has refused."""
@@ -184,6 +196,23 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._fields > MAX_HEAD:
             self._why = TOO_LARGE
             raise ValueError  # the parser stops, and asks for the answer
+
+    def _linger(self) -> bool:
+        """Whether the connection stays although it is to be closed: the request is answered, and
+        its client still sends the body. To close now would reset the connection, and the client
+        would lose the answer."""
+        if self._lingers or self._reads_head or not self._is_answered():
+            return False
+        self._lingers = True
+        self._after(self.linger_time, self._end)
+        return True
+
+    def _is_answered(self) -> bool:
+        return self.cycle is not None and self.cycle.response_complete
+
+    def _end(self) -> None:
+        self._lingers = True
+        self.transport.close()
 
     def _too_slow(self) -> None:
         if self._head:
@@ -207,7 +236,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         if self._may_answer():
             self.transport.write(why.answer)
-        self.transport.close()
+        self._end()
 
     def _may_answer(self) -> bool:
         if self._reads_head:

@@ -8,13 +8,26 @@ from litestar.params import FromPath, JSONBody, QueryParameter
 from msgspec import UNSET, Struct, UnsetType
 
 from flowfabric.core.access.token import AccessScope
-from flowfabric.core.base.errors import NotFound
+from flowfabric.core.base.errors import (
+    InvalidId,
+    InvalidToken,
+    MissingCredentials,
+    MissingToken,
+    NotFound,
+)
 from flowfabric.core.base.numbers import MAX_COUNT
 from flowfabric.core.base.time import MAX_SPAN, Millis
 from flowfabric.core.wait.model import Effect
 from flowfabric.core.wait.signal import DEDUP_TTL, Accepted, Delivery
 from flowfabric.core.wait.waitpoint import OpenWaitpoint
-from flowfabric.server.access import caller_of, check_run, known_caller, needs
+from flowfabric.server.access import (
+    CREDENTIAL_IN_BODY,
+    anonymous,
+    caller_of,
+    check_run,
+    known_caller,
+    needs,
+)
 from flowfabric.server.context import engine_of
 from flowfabric.server.errors import BODIES, READS, answer_to
 from flowfabric.server.executions import RunPath, own_run
@@ -173,7 +186,7 @@ class SignalRouteAnswer(Tagged):
 @post(
     "/v1/executions/{id:str}/signal",
     status_code=200,
-    opt={"body": SIGNAL_BODY},
+    opt={"body": SIGNAL_BODY, CREDENTIAL_IN_BODY: True},
     operation_id="deliver_signal",
     tags=["waitpoints"],
     responses=BODIES,
@@ -181,9 +194,15 @@ class SignalRouteAnswer(Tagged):
 async def deliver_signal(
     request: Request[Any, Any, Any], id: RunPath, data: JSONBody[DeliverSignal]
 ) -> Response[SignalRouteAnswer]:
-    """Delivers a signal. The token of the waitpoint is enough; callers without a token of the
-    server do not learn which executions exist."""
-    return respond(await deliver(request, id, data))
+    """Delivers a signal. The token of the waitpoint is enough. Callers without a token of the
+    server do not learn which executions exist: with a wrong token they get 401."""
+    try:
+        return respond(await deliver(request, id, data))
+    except (InvalidToken, MissingToken, InvalidId, NotFound):
+        if anonymous(request):
+            text = "neither an access token nor the token of the waitpoint"
+            raise MissingCredentials(text) from None
+        raise
 
 
 async def deliver(

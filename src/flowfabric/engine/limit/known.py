@@ -51,4 +51,4 @@ def _note(known: set[str], found: Iterable[str]) -> None:
 def _demand(what: str, names: Iterable[str], known: set[str]) -> None:
     for name in names:
         if name not in known:
-            raise NotFound(what, repr(name))
+            raise NotFound(what, name)

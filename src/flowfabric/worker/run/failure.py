@@ -14,6 +14,8 @@ from flowfabric.worker.errors import Fail, Retry
 
 MAX_TRACE = 16_384
 MAX_MESSAGE = 4_096
+MAX_CHAIN = 10
+"""So many errors are named in the message of a failure."""
 
 _STEP = "_flowfabric_step"
 _OWN_CODE = str(Path(flowfabric.__file__).parent)
@@ -33,9 +35,10 @@ class Raised(Struct, frozen=True):
     def by(cls, error: BaseException) -> "Raised":
         if isinstance(error, InProcess):
             return error.raised
+        category = _category(error)
         return cls(
-            message=storable(text_of(error)[:MAX_MESSAGE]),
-            category=_category(error),
+            message=storable(_message(error, category)[:MAX_MESSAGE]),
+            category=category,
             trace=storable("".join(traceback.format_exception(error))[-MAX_TRACE:]),
             after=error.after if isinstance(error, Retry) else None,
             type=type(error).__name__,
@@ -54,6 +57,32 @@ def _category(error: BaseException) -> Category:
             return Category.HANDLER_ERROR
         case _:  # threads wrap what would end the event loop
             return Category.HANDLER_PANIC
+
+
+def _message(error: BaseException, category: Category) -> str:
+    """What the error says, with the errors it was raised from: `Refused: TimeoutError: 3 s`. A
+    decision of the handler (`Fail`, `Retry`) says it alone."""
+    match category:
+        case Category.HANDLER_PANIC:
+            wrapped = isinstance(error, Exception) and error.__cause__ is not None
+            panic = error.__cause__ if wrapped else error
+            return f"handler panicked: {text_of(panic or error)}"
+        case Category.HANDLER_ERROR:
+            return ": ".join(map(text_of, _chain(error)))
+        case _:
+            return text_of(error)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error, what it was raised from, and so on."""
+    found: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and len(found) < MAX_CHAIN:
+        if isinstance(cause, RemoteTraceback) or any(cause is each for each in found):
+            break
+        found.append(cause)
+        cause = cause.__cause__
+    return found
 
 
 class InProcess(Exception):
@@ -114,6 +143,8 @@ def type_of(error: BaseException) -> str:
 
 def text_of(error: BaseException) -> str:
     """The type of the error and what it says."""
+    if isinstance(error, InProcess):
+        return error.raised.message
     name = type(error).__name__
     try:
         text = str(error)
