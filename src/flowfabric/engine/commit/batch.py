@@ -123,7 +123,7 @@ class Batcher(Generic[Item, Answer]):
     def _most(self, now: float) -> int:
         """How many items the next batch may have."""
         waiting = len(self._queue)
-        if self._cores is None or self._cores.crowded() or waiting <= FEW:
+        if self._cores is None or waiting <= FEW or self._cores.crowded():
             return MAX_ITEMS
         out_of_work = now - self._flushed_at > self._took * IDLE
         return min(MAX_ITEMS, (waiting + 1) // 2) if out_of_work else MAX_ITEMS
