@@ -67,6 +67,7 @@ class Batcher(Generic[Item, Answer]):
         self._flush = flush
         self._keys = keys
         self._weight = weight
+        self._has_keys = keys is not _nothing
         self._is_plain = keys is _nothing and weight is _weightless
         self._capacity = capacity
         self._cores = Cores() if halves else None
@@ -164,11 +165,12 @@ class Batcher(Generic[Item, Answer]):
             if batch and size + weight > MAX_BYTES:
                 later.append(entry)
                 break
-            keys = self._keys(entry[0])
-            if not seen.isdisjoint(keys):
-                later.append(entry)
-                continue
-            seen.update(keys)
+            if self._has_keys:
+                keys = self._keys(entry[0])
+                if not seen.isdisjoint(keys):
+                    later.append(entry)
+                    continue
+                seen.update(keys)
             size += weight
             batch.append(entry)
         self._queue.extendleft(reversed(later))
