@@ -8,7 +8,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from flowfabric.core.base.errors import Invalid
-from flowfabric.store.hints import EVERYTHING, Hints, Topic
+from flowfabric.store.hints import EVERYTHING, Hints, Topic, Topics
 from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres import ear as ear_module
 from flowfabric.store.postgres.address import read_address
@@ -25,7 +25,7 @@ async def calm(hints: Hints) -> None:
         pass
 
 
-async def waiting(hints: Hints, topics: Topic = EVERYTHING) -> "asyncio.Task[bool]":
+async def waiting(hints: Hints, topics: Topics = EVERYTHING) -> "asyncio.Task[bool]":
     task = asyncio.create_task(hints.wait(NEVER, hints.count, topics))
     await asyncio.wait([task], timeout=0)
     return task

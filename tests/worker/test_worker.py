@@ -20,6 +20,7 @@ from flowfabric import (
     WorkerOptions,
 )
 from flowfabric.core.base.time import Millis
+from flowfabric.store.hints import Nudge
 from flowfabric.worker.api.run import gather_results
 from flowfabric.worker.run.slots import ClaimRequest, Slots
 from tests.worker import handlers
@@ -130,8 +131,9 @@ async def test_a_slot_that_is_freed_during_a_claim_is_filled_without_a_hint(
     await job.submit_many([(n,) for n in range(4)])
     claim = engine.claims.claim
 
-    async def until_stopped(*_: Any) -> bool:
-        return await asyncio.Event().wait()
+    async def until_stopped(*given: Any) -> bool:
+        nudges = [each for each in given if isinstance(each, Nudge)]
+        return await (nudges[0] if nudges else asyncio.Event()).wait()
 
     async with working(fabric, concurrency=2, ttl=Millis(30_000)) as worker:
         await until(lambda: len(worker.active) == 2)

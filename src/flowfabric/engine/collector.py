@@ -2,8 +2,8 @@
 many runs at once.
 
 Python looks for cycles whenever 700 objects more exist than at the last look (2,000 in newer
-releases). A worker with a hundred runs at once holds many times as many that all live, so that the
-looks find nothing and take a sixth to a quarter of its CPU. A run leaves no cycles behind. A cancel
+releases). A worker with a hundred runs at once holds up to 10,000 that all live, so that the looks
+find nothing and take a sixth to a quarter of its CPU. A run leaves no cycles behind. A cancel
 of a thousand members holds as many; every hundredth look is at the whole memory of the application,
 and takes longer than the cancel.
 """
@@ -12,7 +12,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-OBJECTS = 10_000
+OBJECTS = 20_000
 USUAL = 2_000
 """A process with a higher threshold than Python's own, or with the collector off, has chosen it."""
 

@@ -51,7 +51,7 @@ from flowfabric.engine.wait.suspensions import Suspensions
 from flowfabric.engine.workers import Workers
 from flowfabric.store.clock import Clock
 from flowfabric.store.contract import Store
-from flowfabric.store.hints import Hints, Topic
+from flowfabric.store.hints import Hints, Topics
 
 
 class Engine:
@@ -200,7 +200,7 @@ class Engine:
         """Whether a run that may have ended its worker may be waiting."""
         return self.store.suspects_seen
 
-    def hinted_by(self) -> Topic:
+    def hinted_by(self) -> Topics:
         """What may make a claim find more than the last one did."""
         return hinted_by(self.store)
 

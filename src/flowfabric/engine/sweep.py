@@ -36,7 +36,7 @@ from flowfabric.engine.flow.dispatch import FlowDispatcher
 from flowfabric.engine.limit.blocks import Blocks
 from flowfabric.engine.limit.sweep import LimitSweep
 from flowfabric.engine.workers import Workers
-from flowfabric.store.hints import Topic
+from flowfabric.store.hints import NOTHING, Topic, Topics
 from flowfabric.store.queries import Glance
 from flowfabric.store.readable import SET_ASIDE
 
@@ -371,8 +371,8 @@ class Sweep(Service):
             self._early.set()
 
 
-def _topics(seen: Glance) -> Topic:
-    topics = Topic.INBOX if seen.arrivals else Topic(0)
+def _topics(seen: Glance) -> Topics:
+    topics = Topic.INBOX if seen.arrivals else NOTHING
     return topics | Topic.WORK if seen.ready else topics
 
 

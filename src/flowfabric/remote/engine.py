@@ -55,7 +55,7 @@ from flowfabric.remote.client import RemoteClient
 from flowfabric.remote.connection import AnswerLost, Connection
 from flowfabric.remote.operations import OPERATIONS, SERVICES
 from flowfabric.store.clock import Clock
-from flowfabric.store.hints import EVERYTHING, Hints, Topic
+from flowfabric.store.hints import EVERYTHING, Hints, Topic, Topics
 from flowfabric.store.queries import Renewal
 
 log = logging.getLogger("flowfabric.remote")
@@ -147,7 +147,7 @@ def _parts(submissions: Sequence[Submission]) -> Iterator[tuple[int, int]]:
 class RemoteClaims(RemoteService):
     """Claims whose answers are not lost: what a claim took is found by its id."""
 
-    def __init__(self, client: RemoteClient, hints: Hints, hinted_by: Callable[[], Topic]) -> None:
+    def __init__(self, client: RemoteClient, hints: Hints, hinted_by: Callable[[], Topics]) -> None:
         super().__init__("claims", client)
         self._hints = hints
         self._hinted_by = hinted_by
@@ -493,7 +493,7 @@ class RemoteEngine:
     def suspects_seen(self) -> bool:
         return self._client.suspects
 
-    def hinted_by(self) -> Topic:
+    def hinted_by(self) -> Topics:
         if self._client.suspects or self._client.lanes:
             return Topic.WORK | Topic.ENDINGS
         return Topic.WORK
@@ -539,9 +539,6 @@ class RemoteEngine:
             await asyncio.sleep(RECONNECT_AFTER)
 
 
-_KNOWN_TOPICS = sum(topic.value for topic in Topic)
-
-
-def _topics(byte: int) -> Topic:
+def _topics(byte: int) -> Topics:
     """What a hint is about; everything if it does not say so, or only a newer release knows."""
-    return Topic(byte & _KNOWN_TOPICS) or EVERYTHING
+    return byte & EVERYTHING or EVERYTHING

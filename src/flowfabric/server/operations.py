@@ -100,7 +100,7 @@ class Operations:
             await hints.wait(QUIET, seen)
             count = hints.count  # before it is asked what there was: others send from threads
             topics, seen = hints.since(seen), count
-            yield bytes([topics.value & 0xFF])
+            yield bytes([topics & 0xFF])
             await asyncio.sleep(HINTS_APART)
 
     # -- calls

@@ -20,7 +20,7 @@ from flowfabric.core.execution.model import Start
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.status import PublicState
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.store.hints import Topic
+from flowfabric.store.hints import Topic, Topics
 from flowfabric.store.queries import Query
 from tests.kit.lab import TTL, W1, W2, Lab
 from tests.kit.race import Race
@@ -128,17 +128,17 @@ async def test_a_release_wakes_the_workers_of_its_own_process_and_no_others(
 ) -> None:
     """A worker whose code does not fit may be faster than the one it was released for."""
     await blocked(lab)
-    hints, sent = lab.engine.store.hints, list[Topic]()
+    hints, sent = lab.engine.store.hints, list[Topics]()
     seen, send = hints.count, hints.send
 
-    def told(topics: Topic) -> None:
+    def told(topics: Topics) -> None:
         sent.append(topics)
         send(topics)
 
     monkeypatch.setattr(hints, "send", told)
     await alive(lab)
-    assert Topic.WORK in hints.since(seen)
-    assert not any(Topic.WORK in topics for topics in sent)
+    assert Topic.WORK & hints.since(seen)
+    assert not any(Topic.WORK & topics for topics in sent)
 
 
 @pytest.mark.inside

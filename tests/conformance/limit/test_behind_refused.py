@@ -4,7 +4,7 @@ import pytest
 
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.limit.budget import Budget, Limit
-from flowfabric.store.hints import Topic
+from flowfabric.store.hints import Topics
 from tests.kit.lab import W1, Lab
 
 BUDGETED = {"budget_ids": ["team"]}
@@ -36,7 +36,7 @@ async def test_no_run_waits_for_a_poll_behind_them(
     store, pauses = spent.engine.store, list[bool]()
     wait = store.hints.wait
 
-    async def paused(timeout: float, since: int, topics: Topic) -> bool:
+    async def paused(timeout: float, since: int, topics: Topics) -> bool:
         pauses.append(since == store.hints.count)
         return await wait(timeout, since, topics)
 

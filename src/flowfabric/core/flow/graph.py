@@ -22,6 +22,7 @@ from flowfabric.core.flow.model import Flow
 
 MAX_NODES = 100_000
 MAX_LINKS = 1_000_000
+_CONDITIONS = tuple(On)
 
 
 class GraphNode(Struct, frozen=True, gc=False):
@@ -174,7 +175,7 @@ def _check_link(link: GraphEdge, keys: set[str]) -> None:
 
 def check_on(on: object, input: object) -> None:
     """What an edge asks of its upstream, and under which name it passes the result."""
-    if not isinstance(on, str) or on not in list(On):
+    if not isinstance(on, str) or on not in _CONDITIONS:
         raise InvalidGraph(f"{on!r} is none of {', '.join(On)}")
     if input is not None:
         check_text(input, "input", limit=MAX_REASON)
@@ -230,9 +231,10 @@ def join_member(
 ) -> Creation:
     """The creation of a member whose upstreams are all known."""
     snapshot = creation.snapshot
-    head = replace(snapshot.head, flags=snapshot.head.flags | Flags.FLOW)
+    flags = snapshot.head.flags
+    head = replace(snapshot.head, flags=flags | Flags.FLOW if flags else Flags.FLOW)
     if incoming:
-        passes = any(link.input for link in incoming)
+        passes = any([link.input for link in incoming])
         join = Join(policy=policy, n=len(incoming), inputs=passes)
         head = replace(head, life=replace(head.life, join=join))
     return replace(creation, snapshot=admitted(replace(snapshot, head=head), now))

@@ -70,11 +70,11 @@ def outbox_of(before: Snapshot | None, after: Snapshot | None) -> tuple[OutboxEn
     """What a change of an execution owes to flows, because it ended or was replayed."""
     if before is None or after is None:
         return ()
-    if not turned(before, after):
-        return ()
-    own = _owed_to_own(before, after)
-    others = _orphaned(after) if after.life.flows else ()
-    if after.life.awaited_by:
+    if isinstance(before.state, Ended) is isinstance(after.state, Ended):
+        return ()  # neither
+    own, life = _owed_to_own(before, after), after.head.life
+    others = _orphaned(after) if life.flows else ()
+    if life.awaited_by:
         others += _awaited(after)
     return others if own is None else (own, *others)
 
@@ -123,6 +123,6 @@ def _awaited(after: Snapshot) -> tuple[OutboxEntry, ...]:
 
 def is_spared(snapshot: Snapshot) -> bool:
     """Whether an ending is the doing of a join that had enough, and so no failure."""
-    life = snapshot.life
+    life = snapshot.head.life
     by_join = life.cancelled_by == Source.FLOW_CASCADE
     return by_join and (life.cancel_reason or "").startswith(SIBLING)

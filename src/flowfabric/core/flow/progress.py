@@ -179,11 +179,13 @@ def wait_children(snapshot: Snapshot | None, now: Millis, owner: Owner) -> "Chan
 
 
 def _is_open(loaded: Loaded, ending: Settlement, snapshot: Snapshot) -> bool:
-    known, join = loaded.edges.get(ending.edge), snapshot.life.join
+    known, join = loaded.edges.get(ending.edge), snapshot.head.life.join
     if known is None or join is None or known.outcome is not None:
         return False
     if known.edge.downstream != snapshot.execution.uuid:
         return False
+    if not join.floors and not join.rounds:
+        return True  # most joins
     floor, last = join.floors.get(ending.edge.hex), join.rounds.get(ending.edge.hex)
     if ending.round is not None:
         return last is None or ending.round > last

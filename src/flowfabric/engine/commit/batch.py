@@ -67,6 +67,7 @@ class Batcher(Generic[Item, Answer]):
         self._flush = flush
         self._keys = keys
         self._weight = weight
+        self._has_keys = keys is not _nothing
         self._is_plain = keys is _nothing and weight is _weightless
         self._capacity = capacity
         self._cores = Cores() if halves else None
@@ -124,7 +125,7 @@ class Batcher(Generic[Item, Answer]):
     def _most(self, now: float) -> int:
         """How many items the next batch may have."""
         waiting = len(self._queue)
-        if self._cores is None or self._cores.crowded() or waiting <= FEW:
+        if self._cores is None or waiting <= FEW or self._cores.crowded():
             return MAX_ITEMS
         out_of_work = now - self._flushed_at > self._took * IDLE
         return min(MAX_ITEMS, (waiting + 1) // 2) if out_of_work else MAX_ITEMS
@@ -165,11 +166,12 @@ class Batcher(Generic[Item, Answer]):
             if batch and size + weight > MAX_BYTES:
                 later.append(entry)
                 break
-            keys = self._keys(entry[0])
-            if not seen.isdisjoint(keys):
-                later.append(entry)
-                continue
-            seen.update(keys)
+            if self._has_keys:
+                keys = self._keys(entry[0])
+                if not seen.isdisjoint(keys):
+                    later.append(entry)
+                    continue
+                seen.update(keys)
             size += weight
             batch.append(entry)
         self._queue.extendleft(reversed(later))

@@ -27,7 +27,7 @@ from flowfabric.core.flow.model import Flow
 from flowfabric.core.flow.outbox import OutboxEntry
 from flowfabric.engine.commit.observer import watching
 from flowfabric.store.contract import Store
-from flowfabric.store.hints import Topic
+from flowfabric.store.hints import NOTHING, Topic, Topics
 
 _LIMITS = int(Flags.LIMITS)
 
@@ -58,9 +58,9 @@ class Commit(Struct, frozen=True, kw_only=True):
     reopened: bool = False
 
     @property
-    def topics(self) -> Topic:
+    def topics(self) -> Topics:
         """What other tasks and processes get a hint of."""
-        topics = Topic.WORK if self.ready else Topic(0)
+        topics: Topics = Topic.WORK if self.ready else NOTHING
         if self.ended or self.ended_flows:
             topics |= Topic.ENDINGS
         if self.closed or self.framed:

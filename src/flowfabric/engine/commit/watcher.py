@@ -17,7 +17,7 @@ from flowfabric.engine.commit.background import Background
 from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.execution.inbox import Inbox
 from flowfabric.store.contract import MAX_BATCH, Store
-from flowfabric.store.hints import Topic
+from flowfabric.store.hints import NOTHING, Nudge, Topic, Topics
 from flowfabric.store.queries import StreamMarks
 from flowfabric.store.readable import load_each
 from flowfabric.store.rows.record import FLOWS
@@ -39,7 +39,7 @@ class Awaited(Protocol[T]):
 
     noun: str
     rest: float
-    topics: Topic
+    topics: Topics
 
     def answer(self, asked: Any, found: T | None) -> T | None:
         """What a caller that asked for this is given now; None if it has to wait. Raises NotFound
@@ -143,7 +143,7 @@ class Watcher(Generic[T]):
         self.waiting: dict[UUID, dict[asyncio.Future[T], object]] = {}
         """The callers that wait, and what each of them has asked."""
         self._nudged: set[UUID] = set()
-        self._nudge = asyncio.Event()
+        self._nudge = Nudge()
         self._turn = 0
         self._own_hints = 0
         self._background = Background(f"waiting for a {awaited.noun}", log)
@@ -163,7 +163,7 @@ class Watcher(Generic[T]):
 
     def committed(self, commit: Commit) -> None:
         """What this process ended itself is answered at once: its own hints need no look."""
-        self._own_hints += (commit.topics & self._awaited.topics).value.bit_count()
+        self._own_hints += (commit.topics & self._awaited.topics).bit_count()
         if not self.waiting:
             return
         for uuid, found in self._awaited.changed_by(commit).items():
@@ -189,7 +189,7 @@ class Watcher(Generic[T]):
                 nudged, self._nudged = self._nudged, set()
                 await self._look_at([uuid for uuid in nudged if uuid in self.waiting])
                 continue
-            await self._pause(rests_until - time.monotonic(), None)
+            await self._pause(rests_until - time.monotonic(), NOTHING)
             hinted = await self._hinted(seen)
             if self._nudged:
                 continue
@@ -208,29 +208,19 @@ class Watcher(Generic[T]):
         """Waits for a nudge, or for a hint of others (after there were `seen`: True), at most until
         the poll floor."""
         floor = time.monotonic() + POLL_FLOOR
-        while not self._nudged and seen == self._others_hints:
+        while True:
+            count = self._store.hints.count  # before the next line: other threads send hints too
+            if self._nudged or seen != self._others_hints:
+                return not self._nudged
             if (left := floor - time.monotonic()) <= 0:
                 return False
-            await self._pause(left, self._store.hints.count)
-        return not self._nudged
+            await self._pause(left, self._awaited.topics, count)
 
-    async def _pause(self, seconds: float, seen: int | None) -> bool:
-        """Until a nudge, or (with `seen`) a hint, or `seconds`; True when it was a hint."""
-        if seconds <= 0:
-            return False
-        self._nudge.clear()
-        nudge = asyncio.ensure_future(self._nudge.wait())
-        hint = asyncio.ensure_future(
-            asyncio.sleep(seconds, False)
-            if seen is None
-            else self._store.hints.wait(seconds, seen, self._awaited.topics)
-        )
-        try:
-            await asyncio.wait({nudge, hint}, return_when=asyncio.FIRST_COMPLETED)
-            return hint.done() and not hint.cancelled() and not hint.exception() and hint.result()
-        finally:
-            nudge.cancel()
-            hint.cancel()
+    async def _pause(self, seconds: float, topics: Topics, since: int | None = None) -> None:
+        """Until a nudge, a hint about one of the topics, or `seconds`."""
+        if seconds > 0:
+            self._nudge.clear()
+            await self._store.hints.wait(seconds, since, topics, self._nudge)
 
     async def _look(self, *, everywhere: bool) -> None:
         """Asks about the awaited ones: after a hint the oldest first, as long as

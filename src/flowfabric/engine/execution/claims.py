@@ -64,7 +64,7 @@ from flowfabric.engine.limit.budget_gate import BudgetGate
 from flowfabric.engine.limit.lanes import Lanes
 from flowfabric.engine.limit.rounds import Rounds
 from flowfabric.store.contract import Store
-from flowfabric.store.hints import Topic
+from flowfabric.store.hints import Topic, Topics
 from flowfabric.store.queries import ClaimCall, ExpiredLease, Renewal, Suspects, Taken
 
 log = logging.getLogger("flowfabric.claims")
@@ -482,7 +482,7 @@ def _keyed_id(secret: bytes, call: ClaimCall, key: object) -> UUID:
     return UUID(bytes=hmac.digest(secret, said, "sha256")[:16], version=5)
 
 
-def hinted_by(store: Store) -> Topic:
+def hinted_by(store: Store) -> Topics:
     """What may make a claim find more than the last one did. An ending frees the place of a
     suspect, or one in a lane with a concurrency; slots of a quota are hinted at as work."""
     if store.suspects_seen or store.lanes_seen:

@@ -87,7 +87,7 @@ def _progress(
     many = {member for member, edges in progress.open.items() if len(edges) > FEW}
     for open in by_child.values():
         edges = tuple(each.state for each in open)
-        if many.isdisjoint(each.edge.upstream for each in edges):
+        if not many or many.isdisjoint([each.edge.upstream for each in edges]):
             change = settle_with(open[0].downstream, now, edges, endings)
             if change is not None:
                 counts = tuple(len(progress.open[id]) for id in change.upstreams) if known else ()

@@ -52,9 +52,8 @@ class KnownEdges:
 
 
 def _is_kept(edges: list[Unsettled]) -> bool:
-    return len(edges) <= FEW and all(
-        each.downstream is not None
-        and each.downstream.life.join is not None
-        and each.downstream.life.join.n == 1
-        for each in edges
-    )
+    if len(edges) > FEW:
+        return False
+    downstreams = [each.downstream for each in edges]
+    joins = [None if each is None else each.head.life.join for each in downstreams]
+    return all([join is not None and join.n == 1 for join in joins])

@@ -27,7 +27,7 @@ class Rounds:
         rounds = [self._round_of(quota) for quota in {*self._dirty, *self._busy}]
         if rounds:
             await asyncio.wait(rounds, timeout=SETTLE)
-        return bool(rounds) or Topic.WORK in self._hints.since(seen)
+        return bool(rounds) or bool(Topic.WORK & self._hints.since(seen))
 
     def begin(self, quota: str) -> None:
         if (waited_for := self._next.pop(quota, None)) is not None:

@@ -61,8 +61,7 @@ compared as materialized (
     select (
         select count(*) from unnest($1::text[], $2::bigint[]) as g (name, version)
         join locked on locked.name = g.name and locked.version = g.version
-    ) = coalesce(cardinality($1), 0)
-        and (select count(*) from returned) = coalesce(cardinality($3), 0) as stands
+    ) = cardinality($1) and (select count(*) from returned) = cardinality($3) as stands
 ),
 changed as (
     update {schema}.budget t

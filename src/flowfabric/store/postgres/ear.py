@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from flowfabric.core.base.errors import FlowFabricError, Unavailable
-from flowfabric.store.hints import Hints, Topic
+from flowfabric.store.hints import NOTHING, Hints, Topic, Topics
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection, Dialer
 from flowfabric.store.postgres.faults import translate
 from flowfabric.store.postgres.link import Link
@@ -40,7 +40,7 @@ class Ear:
         channel: str,
         hints: Hints,
         heard: Callable[[str], None],
-        send: Callable[[Topic], Awaitable[None]],
+        send: Callable[[Topics], Awaitable[None]],
     ) -> None:
         self._dialer = wires.dialer
         self._link = link
@@ -117,7 +117,7 @@ class Ear:
             except Exception as error:
                 raise translate(error, self._direct.address) from error
             await self._attach(connection, False)
-        await self._send(Topic(0))
+        await self._send(NOTHING)
         try:
             async with asyncio.timeout(ECHO_SECONDS):
                 await self._echo.wait()

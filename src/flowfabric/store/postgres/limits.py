@@ -101,7 +101,7 @@ async def _take_starts_back(
         return  # it may have been written before the reply was lost, and once is enough
     queries = session.queries
     async with connection.transaction():
-        await connection.fetch(queries["locked_quotas"], values[0])
+        await connection.fetch(queries["locked_quotas"], list(values[0] or ()))
         await connection.execute(queries["taken_back_starts"], *values)
 
 

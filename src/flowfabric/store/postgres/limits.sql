@@ -263,7 +263,7 @@ with locked as materialized (
     for no key update
 ),
 same as materialized (
-    select count(*) = coalesce(cardinality($1), 0) as stand
+    select count(*) = cardinality($1) as stand
     from unnest($1::text[], $2::bigint[]) as g (name, version)
     left join locked on locked.name = g.name
     where coalesce(locked.version, 0) = g.version
@@ -277,7 +277,7 @@ kept as materialized (
     where (select same.stand from same)
 ),
 compared as materialized (
-    select same.stand and (select count(*) from kept) = coalesce(cardinality($5), 0) as stands from same
+    select same.stand and (select count(*) from kept) = cardinality($5) as stands from same
 ),
 counted as (
     update {schema}.quota set version = version + 1
@@ -339,7 +339,7 @@ select compared.stands, moved.id from compared left join moved on true
 -- next version, and who is ready that was to be let through.
 select compared.stands, f.id
 from (
-    select count(*) = coalesce(cardinality($1::text[]), 0) as stands
+    select count(*) = cardinality($1::text[]) as stands
     from unnest($1::text[], $2::bigint[]) as g (name, version)
     cross join lateral (
         select from {schema}.quota q where q.name = g.name and q.version = g.version + 1

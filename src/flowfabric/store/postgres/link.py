@@ -65,7 +65,7 @@ class Link:
         while True:
             try:
                 async with self._lock:
-                    return await self._until_answered(work, limit or self._limit)
+                    return await self._until_answered(work, limit or self._limit, cancels)
             except Exception as error:
                 if _cancels() > cancels:  # its rollback failed, and hid that it was cancelled
                     raise asyncio.CancelledError from error
@@ -73,12 +73,14 @@ class Link:
                     raise
             await asyncio.sleep(LOCKED_PAUSE)  # meanwhile others have the connection
 
-    async def _until_answered(self, work: Work[T], limit: float) -> T:
+    async def _until_answered(self, work: Work[T], limit: float, cancels: int) -> T:
         breaks = rivals = 0
-        cancels = _cancels()
         while True:
+            once = partial(self._done, work, breaks > 0)
             try:
-                return await self._once(work, breaks > 0, limit * 2**breaks)
+                return await self._wires.lend(
+                    once, self._settings, limit * 2**breaks, urgent=self._urgent
+                )
             except Refused:
                 continue  # one of the connections there are
             except Broken as error:
@@ -91,13 +93,12 @@ class Link:
                     raise self._translated(error) from error
                 await asyncio.sleep(secrets.randbelow(1000) / 1_000_000 * rivals)
 
-    async def _once(self, work: Work[T], repeated: bool, limit: float) -> T:
-        once = partial(self._done, work, repeated)
-        return await self._wires.lend(once, self._settings, limit, urgent=self._urgent)
-
     async def _done(self, work: Work[T], repeated: bool, connection: Connection) -> T:
         try:
-            done = await self._bounded(work, connection, repeated)
+            if self._dialer.pooled and not self._bare:
+                done = await self._bounded(work, connection, repeated)
+            else:
+                done = await work(connection, repeated)
             if self.seam is not None:
                 await self.seam(connection)
             return done
@@ -116,8 +117,6 @@ class Link:
     async def _bounded(self, work: Work[T], connection: Connection, repeated: bool) -> T:
         """Through a pooler that hands sessions around, a session keeps no settings: everything is
         a transaction that brings its own."""
-        if not self._dialer.pooled or self._bare:
-            return await work(connection, repeated)
         async with connection.transaction(isolation="read_committed"):
             if self._settings is PINNED:
                 await connection.execute(_BOUNDED)

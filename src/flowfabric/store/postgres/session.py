@@ -143,14 +143,17 @@ def same(value: UUID) -> UUID:
 def columns(rows: Iterable[Sequence[Any]], width: int, shared: Sequence[int] = ()) -> Columns:
     """The rows turned into one array per column, which is how a statement takes many rows.
 
-    A column without any value is sent as NULL: `unnest` fills it up, and an empty array would cost
-    the driver a microsecond. Of the columns `shared`, one that has the same value in all rows is
-    sent as that value alone: each element costs half a microsecond.
+    A column without any value is sent as NULL: `unnest` fills it up. The first one, whose elements
+    a statement may count, is sent as an empty array where there are no rows. Of the columns
+    `shared`, one that has the same value in all rows is sent as that value alone. Each array costs
+    the driver a microsecond, and each element half of one.
     """
-    found: list[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * width
+    found: list[Sequence[Any]] = list(zip(*rows, strict=True))
+    if not found:
+        return [(), *[None] * (width - 1)]
     for number in shared:
         found[number] = once(found[number])
-    return [None if _is_void(column) else column for column in found]
+    return [c if c[0] is not None or c.count(None) < len(c) else None for c in found]
 
 
 def once(column: Sequence[Any]) -> Sequence[Any]:
@@ -160,13 +163,7 @@ def once(column: Sequence[Any]) -> Sequence[Any]:
     return column[:1]
 
 
-def _is_void(column: Sequence[Any]) -> bool:
-    return not column or (column[0] is None and column.count(None) == len(column))
-
-
 def without_ids(found: Columns, known: Sequence[Any] | None) -> Columns:
     """The columns of rows, with NULL for their first if those are the ids that are `known` in the
-    same statement, one each and in their order. Without rows there are no ids."""
-    if not found[0]:
-        return [(), *found[1:]]
-    return [None, *found[1:]] if found[0] == known else found
+    same statement, one each and in their order."""
+    return [None, *found[1:]] if found[0] and found[0] == known else found

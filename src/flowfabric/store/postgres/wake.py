@@ -4,7 +4,7 @@ import asyncio
 import secrets
 
 from flowfabric.core.base.errors import FlowFabricError
-from flowfabric.store.hints import EVERYTHING, Hints, Topic
+from flowfabric.store.hints import EVERYTHING, NOTHING, Hints, Topic, Topics
 from flowfabric.store.postgres.dialer import PINNED, Connection
 from flowfabric.store.postgres.ear import Ear
 from flowfabric.store.postgres.link import Link
@@ -22,7 +22,7 @@ class Notices:
         self._queries = wires.dialer.queries
         self._link = Link(wires, PINNED, bare=True)
         self._origin = secrets.token_hex(8)
-        self._topics = Topic(0)
+        self._topics = NOTHING
         self._pending = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
@@ -42,7 +42,7 @@ class Notices:
         if not self._closed:
             self.ear.start()
 
-    def _tell(self, topics: Topic) -> None:
+    def _tell(self, topics: Topics) -> None:
         if self._closed:
             return
         self._topics |= topics
@@ -54,7 +54,7 @@ class Notices:
         while not self._closed:
             await self._pending.wait()
             self._pending.clear()
-            topics, self._topics = self._topics, Topic(0)
+            topics, self._topics = self._topics, NOTHING
             if not topics:
                 continue
             try:
@@ -63,9 +63,9 @@ class Notices:
                 await asyncio.sleep(FAILED_PAUSE)
             await asyncio.sleep(GAP_SECONDS)
 
-    async def _send(self, topics: Topic) -> None:
+    async def _send(self, topics: Topics) -> None:
         """One statement without arguments, which also passes a pooler as it is."""
-        query = self._queries["hint"].replace("$1", f"'{self._origin}:{topics.value}'")
+        query = self._queries["hint"].replace("$1", f"'{self._origin}:{topics}'")
 
         async def work(connection: Connection, repeated: bool) -> None:
             await connection.execute(query)
@@ -81,5 +81,4 @@ class Notices:
         elif not origin:
             self.hints.wake(Topic.INBOX)
         else:
-            known = int(number) & EVERYTHING.value if number.isdecimal() else EVERYTHING.value
-            self.hints.wake(Topic(known))
+            self.hints.wake(int(number) & EVERYTHING if number.isdecimal() else EVERYTHING)

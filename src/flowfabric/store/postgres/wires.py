@@ -7,8 +7,8 @@ reach it.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import NoReturn, TypeVar
 
@@ -101,8 +101,12 @@ class Wires:
         wire = await self._take(slow=settings is FREE, urgent=urgent)
         try:
             connection = await self._prepared(wire, settings)
-            with self._limited(connection, limit):
+            # Not `_limited`: every statement comes here.
+            timer = asyncio.get_running_loop().call_later(limit, self._cut, connection)
+            try:
                 return await work(connection)
+            finally:
+                timer.cancel()
         except Exception as error:
             # Whatever happened, a connection that is closed says what to do: dial another one.
             if not wire.stands and not isinstance(error, Broken | Refused | FlowFabricError):
@@ -175,6 +179,10 @@ class Wires:
     def _best(self, *, slow: bool) -> Wire | None:
         """Questions have the last one, which keeps its settings; work has the others first. Where
         the server refuses more, those that stand must do."""
+        if not slow:
+            for wire in self._wires:
+                if not wire.lent and wire.settings is PINNED and wire.stands:
+                    return wire
         free = [wire for wire in self._wires if not wire.lent]
         if self._is_refused():
             free = [wire for wire in free if wire.stands]
@@ -184,10 +192,8 @@ class Wires:
         return min(free, key=self._cost, default=None)
 
     def _cost(self, wire: Wire) -> int:
-        """Of a connection for work: one that is set up for it, a new one, the one of questions."""
-        if wire.stands and wire.settings is PINNED:
-            return 0
-        return 1 if not wire.stands and wire is not self._wires[-1] else 2
+        """Of a connection for work that is not set up for it: a new one, the one of questions."""
+        return 0 if not wire.stands and wire is not self._wires[-1] else 1
 
     def _is_refused(self) -> bool:
         """Whether it is of no use to dial, and not necessary."""
@@ -261,9 +267,14 @@ class Wires:
         if connection is not None:
             connection.terminate()
 
-    def _limited(self, connection: Connection, seconds: float) -> "_Limit":
+    @contextmanager
+    def _limited(self, connection: Connection, seconds: float) -> Iterator[None]:
         """The connection is cut if the block takes longer."""
-        return _Limit(asyncio.get_running_loop().call_later(seconds, self._cut, connection))
+        timer = asyncio.get_running_loop().call_later(seconds, self._cut, connection)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _cut(self, connection: Connection) -> None:
         self._doubtful = True
@@ -306,21 +317,6 @@ class Wires:
         if self._left:
             with suppress(Broken):
                 await self._bury(connection)
-
-
-class _Limit:
-    """The block of `Wires._limited`. A class, which costs a third of a generator: every statement
-    has one."""
-
-    __slots__ = ("_timer",)
-
-    def __init__(self, timer: asyncio.TimerHandle) -> None:
-        self._timer = timer
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *raised: object) -> None:
-        self._timer.cancel()
 
 
 class Refused(Exception):

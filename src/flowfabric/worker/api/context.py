@@ -5,7 +5,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from msgspec import Struct
 
@@ -36,6 +36,7 @@ from flowfabric.worker.run.steps import Work, attempt, perform
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 Span = str | float | timedelta
 
 
@@ -61,6 +62,26 @@ class RunInfo(Struct, frozen=True):
         return self.attempt == 1
 
 
+class Part(Generic[T]):
+    """A part of a context, made when it is first asked for: a handler uses one or two of them."""
+
+    def __init__(self, make: "Callable[[Context], T]") -> None:
+        self._make = make
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, context: None, owner: type) -> "Part[T]": ...
+    @overload
+    def __get__(self, context: "Context", owner: type) -> T: ...
+    def __get__(self, context: "Context | None", owner: type) -> "T | Part[T]":
+        if context is None:
+            return self
+        made = context.__dict__[self._name] = self._make(context)
+        return made
+
+
 class Context:
     """Given to a task whose first parameter is `ctx`: the engine, as one run sees it.
 
@@ -76,29 +97,27 @@ class Context:
     `emit` that of `OutputApi`.
     """
 
+    _scope: CallScope
+    _waits: "Part[WaitsApi]" = Part(lambda ctx: WaitsApi(ctx._scope))
+    gather = Part(lambda ctx: Concurrency(ctx._scope).gather)
+    compensate = Part(lambda ctx: CleanupApi(ctx._scope, type(ctx)).compensate)
+    shield = Part(lambda ctx: CleanupApi(ctx._scope, type(ctx)).shield)
+    wait_for_signal = Part(lambda ctx: ctx._waits.wait_for_signal)
+    wait_for_any = Part(lambda ctx: ctx._waits.wait_for_any)
+    wait_for_all = Part(lambda ctx: ctx._waits.wait_for_all)
+    approval = Part(lambda ctx: ctx._waits.approval)
+    request_approval = Part(lambda ctx: ctx._waits.request_approval)
+    callback = Part(lambda ctx: ctx._waits.callback)
+    race = Part(lambda ctx: RaceApi(ctx._scope, ctx._waits).race)
+    first_of = Part(lambda ctx: RaceApi(ctx._scope, ctx._waits).race)
+    flow = Part(lambda ctx: FlowsApi(ctx._scope, ctx._waits).flow)
+    map = Part(lambda ctx: FlowsApi(ctx._scope, ctx._waits).map)
+    spend = Part(lambda ctx: SpendApi(ctx._scope, ctx._waits).spend)
+    reserve = Part(lambda ctx: SpendApi(ctx._scope, ctx._waits).reserve)
+    emit = Part(lambda ctx: OutputApi(ctx._scope).emit)
+
     def __init__(self, scope: CallScope) -> None:
         self._scope = scope
-        self.gather = Concurrency(scope).gather
-        cleanup = CleanupApi(scope, type(self))
-        self.compensate = cleanup.compensate
-        self.shield = cleanup.shield
-        waits = WaitsApi(scope)
-        self.wait_for_signal = waits.wait_for_signal
-        self.wait_for_any = waits.wait_for_any
-        self.wait_for_all = waits.wait_for_all
-        self.approval = waits.approval
-        self.request_approval = waits.request_approval
-        self.callback = waits.callback
-        races = RaceApi(scope, waits)
-        self.race = races.race
-        self.first_of = races.race
-        flows = FlowsApi(scope, waits)
-        self.flow = flows.flow
-        self.map = flows.map
-        spending = SpendApi(scope, waits)
-        self.spend = spending.spend
-        self.reserve = spending.reserve
-        self.emit = OutputApi(scope).emit
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if not name.startswith("_")]

@@ -43,6 +43,7 @@ NAMES = UUID("6d3f3b1e-5b0c-5c57-9d4e-6f0a5e3c9b10")
 MAX_NAMED = 5
 """How many nodes a timeout names."""
 
+_PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
 _ON = {"success": On.SUCCESS, "failure": On.FAILURE, "any": On.ANY_END}
 
 
@@ -287,14 +288,10 @@ class FlowBuilder:
     ) -> list[GraphEdge]:
         for upstream in (*after, *inputs):
             self._check_own(upstream)
-        plain = [each for each in after if each not in inputs]
-        return [
-            *(GraphEdge(upstream.name, node.name, on) for upstream in plain),
-            *(
-                GraphEdge(each.name, node.name, on, "\n".join(paths))
-                for each, paths in inputs.items()
-            ),
-        ]
+        links = [GraphEdge(each.name, node.name, on) for each in after if each not in inputs]
+        for each, paths in inputs.items():
+            links.append(GraphEdge(each.name, node.name, on, "\n".join(paths)))
+        return links
 
     def _check_own(self, node: Node[Any]) -> None:
         if not isinstance(node, Node) or self.nodes.get(node.name) is not node:
@@ -406,6 +403,10 @@ def _nodes(after: object) -> list[Node[Any]]:
 def _has_output(value: Any) -> bool:
     if isinstance(value, Output):
         return True
-    if isinstance(value, Mapping):
-        return any(_has_output(item) for item in value.values())
-    return isinstance(value, list | tuple) and any(_has_output(item) for item in value)
+    if isinstance(value, list | tuple):
+        items: Iterable[Any] = value
+    elif type(value) is dict or isinstance(value, Mapping):
+        items = value.values()
+    else:
+        return False
+    return any([_has_output(item) for item in items if type(item) not in _PLAIN])

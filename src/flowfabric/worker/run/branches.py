@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.execution.step import Recorded, Step, TryName
 from flowfabric.core.execution.step_order import CLEANUP, LOOSE, NO_CALL, is_named
+from flowfabric.store.hints import Nudge
 from flowfabric.worker.errors import StepsChanged, Unwind
 from flowfabric.worker.run.callers import current_caller
 from flowfabric.worker.run.cancelling import CancelPoint
@@ -218,7 +219,7 @@ class Branches:
         self._lost: set[str] = set()
         self.replaying = ReplayingBranches()
         self.busy = 0
-        self.idle: asyncio.Event | None = None
+        self.idle: Nudge | None = None
         self.parked = False
         self.skipped = SkippedCalls()
         self.refused: StepsChanged | None = None

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -14,6 +13,7 @@ from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claim_calls import MAX_CLAIM
 from flowfabric.engine.execution.claims import Claim
+from flowfabric.store.hints import NOTHING, Nudge
 from flowfabric.store.queries import Suspects
 from flowfabric.worker.run.options import WorkerSettings
 from flowfabric.worker.run.probation import ProbationWard
@@ -32,8 +32,8 @@ Launch = Callable[[Claim, Millis], None]
 
 
 class Claimer:
-    """Claims runs for one worker. `freed` is set when a slot is free again, `stopping` when the
-    worker is to claim nothing more."""
+    """Claims runs for one worker. `freed` is set when a slot is free again, `stopping` (and with it
+    `freed`) when the worker is to claim nothing more."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class Claimer:
         slots: Slots,
         ward: ProbationWard,
         *,
-        freed: asyncio.Event,
-        stopping: asyncio.Event,
+        freed: Nudge,
+        stopping: Nudge,
     ) -> None:
         self.options = options
         self._engine = engine
@@ -150,16 +150,12 @@ class Claimer:
         """Waits for a stop, for `seconds`, or, with None, for a hint that there is work, also one
         that came during the claim. A free slot ends the wait too where tasks have a limit of their
         own."""
-        events = [self._stopping, self._freed] if self._slots.limited else [self._stopping]
-        waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(e.wait()) for e in events]
+        nudge = self._freed if self._slots.limited else self._stopping
+        hints = self._engine.hints
         if seconds is None:
-            hint = self._engine.hints.wait(REST, self._seen, self._engine.hinted_by())
-            waits.append(asyncio.ensure_future(hint))
-        try:
-            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+            await hints.wait(REST, self._seen, self._engine.hinted_by(), nudge)
+        else:
+            await hints.wait(seconds, None, NOTHING, nudge)
 
 
 class StoreHealth:

@@ -60,6 +60,7 @@ class Journal:
         """`again` says that the handler ran before under the same lease; `on_step` is called after
         a step was recorded."""
         self._engine = engine
+        self._now = engine.clock.now
         self._lease = lease
         self._claim = lease.claim
         self._halt = halt
@@ -134,13 +135,13 @@ class Journal:
     async def confirm(self) -> Millis:
         """Nothing begins in a run that was stopped, or that another worker has taken over. Returns
         the time."""
-        now = self._engine.now()
+        now = self._now()
         if not self._lease.lasts_until(now):
             try:
                 await self._lease.confirm(self._engine, give_up=self._halt.__bool__)
             except LeaseLost:
                 self._halt.stop(LOST)
-            now = self._engine.now()
+            now = self._now()
         if self._cancel.notice is not None and self._cancel.is_over(now):
             self._halt.stop(LOST)
         if self._halt.reason:
@@ -151,7 +152,7 @@ class Journal:
         """Writes under the fence, however long the store is away; raises LeaseLost when another
         worker owns the run."""
         began = self._began.pop((place.branch, place.position), None)
-        timed = replace(value, started_at=began, ended_at=self._engine.now())
+        timed = replace(value, started_at=began, ended_at=self._now())
         if self._tries and (failed := self._tries.get((place.name, place.occurrence))):
             timed = replace(timed, tries=len(failed) + 1)
         return self._append(place, timed)

@@ -24,6 +24,7 @@ from flowfabric.engine.collector import rare_collections
 from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim, check_ttl
+from flowfabric.store.hints import Nudge
 from flowfabric.worker.api.task import Task, fingerprints_of, handler_at, pins_of
 from flowfabric.worker.errors import DRAIN, LOST
 from flowfabric.worker.run.active import ActiveRun
@@ -89,9 +90,9 @@ class Worker:
         self._offered = (*options.capabilities, *pins_of(tasks))
         self._processes = options.processes or os.cpu_count() or 1
         self._slots = Slots(options.concurrency, self._processes, tasks)
-        self._freed = asyncio.Event()
+        self._freed = Nudge()
         self._returns = SlotReturns(self._newest, self.hooks, self._slots, self._freed)
-        self._stopping = asyncio.Event()
+        self._stopping = Nudge()
         self._ward = ProbationWard(engine, self.active, self._freed.set)
         self._claimer = Claimer(
             engine,

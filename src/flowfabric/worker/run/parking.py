@@ -23,7 +23,7 @@ from flowfabric.core.execution.step import Recorded, Step
 from flowfabric.core.wait.model import StepRef
 from flowfabric.core.wait.suspend import AlreadyMet, Suspend, Wait
 from flowfabric.engine.engine import Engine
-from flowfabric.store.hints import Topic
+from flowfabric.store.hints import NOTHING, Nudge, Topic
 from flowfabric.worker.errors import LOST, Unwind
 from flowfabric.worker.run.branches import Halt, StepPlace
 from flowfabric.worker.run.journal import Journal
@@ -151,7 +151,7 @@ class Parking:
     async def _quiet(self, place: StepPlace, until: Millis | None = None) -> None:
         """Returns when nothing is under way and no kept signal ends a wait, when there is an
         answer at `place`, or at `until`."""
-        idle = self._branches.idle = self._branches.idle or asyncio.Event()
+        idle = self._branches.idle = self._branches.idle or Nudge()
         while place not in self._answers:
             if not self._branches.busy:
                 if await self._is_stuck():
@@ -167,7 +167,7 @@ class Parking:
             else:
                 await self._look_out(idle, left)
 
-    async def _look_out(self, idle: asyncio.Event, left: float | None) -> None:
+    async def _look_out(self, idle: Nudge, left: float | None) -> None:
         """Beside something that is under way: looks whether signals have ended waits, and returns
         when that or something else may have changed, after `left` seconds at the latest."""
         hints = self._engine.hints
@@ -176,15 +176,9 @@ class Parking:
         if idle.is_set():
             return
         pause = POLL_FLOOR if left is None else min(left, POLL_FLOOR)
-        quiet = asyncio.ensure_future(idle.wait())
-        hint = asyncio.ensure_future(hints.wait(pause, seen, Topic.SIGNALS | Topic.ENDINGS))
-        try:
-            await asyncio.wait({quiet, hint}, return_when=asyncio.FIRST_COMPLETED)
-            if not quiet.done():
-                await asyncio.wait({quiet}, timeout=min(REST, pause))
-        finally:
-            quiet.cancel()
-            hint.cancel()
+        await hints.wait(pause, seen, Topic.SIGNALS | Topic.ENDINGS, idle)
+        if not idle.is_set():
+            await hints.wait(min(REST, pause), None, NOTHING, idle)
 
     async def _look(self) -> None:
         """Ends waits whose signals are there, or whose time is over. One look serves all waits."""

@@ -42,6 +42,9 @@ class Slots:
 
     def requests(self) -> Iterator[ClaimRequest]:
         """The claims to make, one after the other: each sees the slots the one before has left."""
+        if not self._some_limited():
+            yield ClaimRequest(frozenset(self._tasks), self.left)
+            return
         yield from self.narrow()
         yield self.wide()
 
@@ -74,8 +77,17 @@ class Slots:
     @property
     def limited(self) -> bool:
         """Whether a task has fewer slots left than there are in all."""
+        if not self._some_limited():
+            return False
         processes = self._processes_left()
         return any(self._left_of(task, processes) < self.left for task in self._tasks.values())
+
+    def _some_limited(self) -> bool:
+        """Whether there is a task that the slots of the worker alone do not limit."""
+        for task in self._tasks.values():
+            if task.options.worker_concurrency is not None or task.mode is Mode.PROCESS:
+                return True
+        return False
 
     def _left_of(self, task: Task[Any, Any], processes: int) -> int:
         limit = task.options.worker_concurrency

@@ -207,7 +207,9 @@ async def perform(
         except Exception as error:
             mark_step(error, place.name)
             raise
-        return await keep(journal, place, result, returns, through=through)
+        value, record = _to_record(place, result, returns, through)
+        await journal.record(place, record)
+        return value
     finally:
         branches.end()
 
@@ -223,23 +225,24 @@ def read(place: StepPlace, record: Recorded, returns: Any) -> Any:
         ) from error
 
 
-async def keep(
-    journal: Journal,
-    place: StepPlace,
-    result: Any,
-    returns: Any,
-    *,
-    through: tuple[int, int] | None = None,
-) -> Any:
-    """Records what a step returned. The value is read back from what is recorded, so that the
-    first run sees exactly what every later one will see."""
+async def keep(journal: Journal, place: StepPlace, result: Any, returns: Any) -> Any:
+    """Records what a step returned, and returns it as every later run will see it."""
+    value, record = _to_record(place, result, returns)
+    await journal.record(place, record)
+    return value
+
+
+def _to_record(
+    place: StepPlace, result: Any, returns: Any, through: tuple[int, int] | None = None
+) -> tuple[Any, Recorded]:
+    """What a step returned, and its record. The value is read back from what is recorded, so that
+    the first run sees exactly what every later one will see."""
     try:
         data = encode(result)
         value = decode(data, returns)
     except (Invalid, Undecodable) as error:
         raise Invalid(f"what step {place} returned cannot be recorded: {error.detail}") from None
-    await journal.record(place, Recorded(value=msgspec.Raw(data), through=through))
-    return value
+    return value, Recorded(value=msgspec.Raw(data), through=through)
 
 
 def attempt(work: Work, threads: Threads, tries: Tries | None) -> Awaitable[Any]:
