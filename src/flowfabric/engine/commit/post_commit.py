@@ -1,7 +1,7 @@
 """What follows a commit: subscribers hear what has changed. Everything here is a hint; what a crash
 leaves undone is found by the sweep or at the poll floor."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -102,12 +102,17 @@ class PostCommit:
     def framed(self, uuids: Iterable[UUID]) -> None:
         self.publish(Commit(framed=tuple(uuids)))
 
-    def created(self, snapshots: Iterable[Snapshot]) -> None:
+    def created(self, snapshots: Iterable[Snapshot], full: Collection[UUID] = ()) -> None:
+        """New runs; the lines of those in `full` need no look."""
         found = tuple(snapshots)
         if (seen := watching()) is not None:
             seen.created(found)
         due = [*map(_due_at, found), *(snapshot.deadline_at for snapshot in found)]
-        limited = (each.execution for each in found if _waits_for_limits(each))
+        limited = (
+            each.execution
+            for each in found
+            if _waits_for_limits(each) and each.execution.uuid not in full
+        )
         self.publish(
             Commit(
                 ready=any(isinstance(each.state, Ready) for each in found),
