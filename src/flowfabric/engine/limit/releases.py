@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from flowfabric.core.base.errors import FlowFabricError, RetryExhausted
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Execution, Gate, Snapshot, Waiting
+from flowfabric.core.execution.model import Execution, Gate, Route, Snapshot, Waiting
 from flowfabric.core.limit.quota import Quota, Uses, queue_of
 from flowfabric.core.limit.release import QuotaView, Release, release, starts_back
 from flowfabric.core.limit.unclaimable import Unclaimable
@@ -75,16 +75,20 @@ class Releases(Service):
 
     def kick(self, executions: Iterable[Execution]) -> None:
         """Looks at the limits of executions that wait for them or have given room back."""
+        routes: set[Route] = set()
         for execution in executions:
             uses = execution.uses
             queue = queue_of(uses)
-            self._shared.update(_shared_by(uses))
+            if len(uses) > 1:
+                self._shared.update(_shared_by(uses))
             for use in uses:
                 queues = self._dirty.setdefault(use.quota, set())
                 if queues is not None:
                     queues.add(queue)
             self.lines.meet(queue, uses)
-            self.closed.meet(execution.route)
+            routes.add(execution.route)
+        for route in routes:
+            self.closed.meet(route)
         self._start()
 
     def changed(self, quota: Quota) -> None:
