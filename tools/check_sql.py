@@ -19,6 +19,7 @@ DIALECTS = ("postgres", "sqlite")
 
 ONLY: dict[str, set[str]] = {
     "postgres": {
+        "admitted_executions",
         "analyzed",
         "ledger",
         "candidates",
@@ -57,6 +58,7 @@ ONLY: dict[str, set[str]] = {
         "server_clients",
         "server_settings",
         "server_state",
+        "served_lines",
         "snapshot_holders",
         "table_health",
         "laid_flows",
@@ -87,7 +89,6 @@ ONLY: dict[str, set[str]] = {
         "set_aside",
         "shrunk_tables",
         "quota_view",
-        "quota_view_by_key",
         "state_versions",
         "stray_ready",
         "submitted_executions",
@@ -101,6 +102,7 @@ ONLY: dict[str, set[str]] = {
         "written_frames",
     },
     "sqlite": {
+        "counted_idle_queue",
         "any_suspect",
         "outbox",
         "expired_stream",

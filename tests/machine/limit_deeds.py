@@ -141,14 +141,15 @@ async def submit(play: LimitPlay, a: int, b: int, other: bool) -> None:
     }
     given = Submission(
         kind="job",
-        id=ExecutionId.solo(lane, play.fresh()),
         lane=lane,
         policy=policy,
         priority=b % 3,
         delay_until=Millis(play.clock.now() + 400) if a % 7 == 6 else None,
     )
-    missing = _missing(play, uses, budgets)
-    answer = await play.ask(lambda engine: engine.executions.submit(given), other=other)
+    missing, fresh = _missing(play, uses, budgets), play.fresh()
+    answer = await play.ask(
+        lambda engine: engine.executions.submit(given, fresh=fresh), other=other
+    )
     if isinstance(answer, FlowFabricError):
         assert isinstance(answer, NotFound), answer
         assert missing or not play.calm, f"{answer}: it is there"

@@ -16,17 +16,22 @@ from unittest.mock import patch
 from uuid import UUID, uuid5
 
 from flowfabric.core.base.errors import Corruption, FlowFabricError, RetryExhausted, Unavailable
+from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Snapshot
+from flowfabric.core.execution.submission import Creation
+from flowfabric.core.limit.at_submission import Admissions
 from flowfabric.core.limit.release import Release
 from flowfabric.core.limit.spend import BudgetLedger
 from flowfabric.engine.commit import retry
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.limit import budget_gate, known_budgets, releases, sweep
+from flowfabric.engine.limit.releases import waits_for_limits
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
-from flowfabric.store.queries import Query
+from flowfabric.store.queries import LinesRequest, Query, ServedLines
 from flowfabric.store.rows.record import LANES, QUOTAS
 from tests.machine.benches import Bench
 from tests.machine.flow_play import READS, WRITES, Mortal, Still
@@ -36,7 +41,16 @@ from tests.machine.rivals import Call, LostReplies, Rivals, Wrapper
 NAMES = UUID(int=0x11)
 MANY = 500
 LIMIT_WRITES = frozenset(
-    {"release", "post", "put_queues", "write_progress", "renew", "take_starts_back"}
+    {
+        "release",
+        "serve",
+        "submit_and_admit",
+        "post",
+        "put_queues",
+        "write_progress",
+        "renew",
+        "take_starts_back",
+    }
 )
 LIMIT_READS = frozenset({"quota_view", "ledger", "crowds", "executions_in"})
 MOST_TRIES = 50
@@ -74,6 +88,25 @@ class Witness(Wrapper):
         if through is not None:
             self._book.let_through([before[uuid] for uuid in through], release.at)
         return through
+
+    async def serve(self, ask: LinesRequest) -> ServedLines | None:
+        before = [each for each in await everything(self.inner) if waits_for_limits(each)]
+        served = await self.inner.serve(ask)
+        after = await self.inner.load([each.execution.uuid for each in before])
+        through = [each for each in before if not waits_for_limits(after[each.execution.uuid])]
+        assert len(through) == (0 if served is None else served.moved)
+        self._book.let_through(through, ask.now)
+        return served
+
+    async def submit_and_admit(
+        self, creations: Sequence[Creation], admissions: Admissions, now: Millis
+    ) -> tuple[list[ExecutionId | None], bool]:
+        existing, stood = await self.inner.submit_and_admit(creations, admissions, now)
+        if stood:
+            new = [creation.snapshot for creation in creations]
+            through = [each for each in new if each.execution.uuid in admissions.admitted]
+            self._book.let_through(through, now)
+        return existing, stood
 
     async def apply(self, changes: Sequence[Change[object]]) -> set[UUID]:
         applied = await self.inner.apply(changes)

@@ -19,10 +19,18 @@ from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.registry import FOREVER
 from flowfabric.core.execution.submission import Creation
 from flowfabric.core.flow.progress import DownstreamChange
+from flowfabric.core.limit.at_submission import Admissions
 from flowfabric.core.limit.release import Release
 from flowfabric.core.limit.spend import BudgetLedger
 from flowfabric.store.contract import RecordStore, Store
-from flowfabric.store.queries import ClaimCall, Renewal, SideWrite, Taken
+from flowfabric.store.queries import (
+    ClaimCall,
+    LinesRequest,
+    Renewal,
+    ServedLines,
+    SideWrite,
+    Taken,
+)
 
 Rival = Callable[[UUID], Awaitable[None]]
 Call = Callable[..., Awaitable[Any]]
@@ -97,6 +105,16 @@ class Rivals(Wrapper):
         await self._interfere([candidate.uuid for candidate in release.moves])
         return await self.inner.release(release)
 
+    async def serve(self, ask: LinesRequest) -> ServedLines | None:
+        await self._interfere([])
+        return await self.inner.serve(ask)
+
+    async def submit_and_admit(
+        self, creations: Sequence[Creation], admissions: Admissions, now: Millis
+    ) -> tuple[list[ExecutionId | None], bool]:
+        await self._interfere([])
+        return await self.inner.submit_and_admit(creations, admissions, now)
+
     async def post(self, books: BudgetLedger) -> bool:
         await self._interfere([])
         return await self.inner.post(books)
@@ -160,6 +178,14 @@ class LostReplies(Wrapper):
 
     async def release(self, release: Release) -> set[UUID] | None:
         return self._lose(await self.inner.release(release))
+
+    async def serve(self, ask: LinesRequest) -> ServedLines | None:
+        return self._lose(await self.inner.serve(ask))
+
+    async def submit_and_admit(
+        self, creations: Sequence[Creation], admissions: Admissions, now: Millis
+    ) -> tuple[list[ExecutionId | None], bool]:
+        return self._lose(await self.inner.submit_and_admit(creations, admissions, now))
 
     async def post(self, books: BudgetLedger) -> bool:
         return self._lose(await self.inner.post(books))

@@ -1,7 +1,7 @@
 """Faults of limits put in on purpose: the machine must find every one of them."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -10,10 +10,13 @@ import pytest
 from hypothesis import settings
 from msgspec.structs import replace
 
+from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Lost
+from flowfabric.core.execution.submission import Creation
 from flowfabric.core.limit import release as release_rules
 from flowfabric.core.limit import spend
+from flowfabric.core.limit.at_submission import Admissions
 from flowfabric.core.limit.quota import queue_of
 from flowfabric.core.limit.release import Candidate, Need, QuotaView, Release, Room
 from flowfabric.core.limit.spend import AlreadyApplied, BudgetLedger, Counted, Expense
@@ -35,6 +38,18 @@ class ReleasesUnderAnyVersion(Fault):
         now = await self.inner.records.get(QUOTAS, list(release.versions))
         versions = {name: quota.version for name, quota in now.items()}
         return await self.inner.release(replace(release, versions=versions))
+
+
+class AdmitsUnderAnyVersion(Fault):
+    """Admits new runs to room that was known before the quota moved."""
+
+    async def submit_and_admit(
+        self, creations: Sequence[Creation], admissions: Admissions, now: Millis
+    ) -> tuple[list[ExecutionId | None], bool]:
+        found = await self.inner.records.get(QUOTAS, list(admissions.versions))
+        versions = {name: quota.version for name, quota in found.items()}
+        given = replace(admissions, versions=versions)
+        return await self.inner.submit_and_admit(creations, given, now)
 
 
 class ForgetsTheLost(Fault):
@@ -77,6 +92,7 @@ DEEP = pytest.mark.deep
 
 STORE_FAULTS = [
     pytest.param(ReleasesUnderAnyVersion, marks=DEEP),
+    pytest.param(AdmitsUnderAnyVersion, marks=DEEP),
     ForgetsTheLost,
     ForgetsAdmissions,
     HidesCrowds,

@@ -26,7 +26,7 @@ from flowfabric.core.limit.quota import Quota, Uses, name_uses, queue_of
 from flowfabric.core.limit.release import Candidate, Move, QuotaView, Release
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
-from flowfabric.store.queries import ClaimCall, QuotaViewRequest
+from flowfabric.store.queries import ClaimCall, LinesRequest, QuotaViewRequest, ServedLines
 from flowfabric.store.rows.record import QUOTAS
 from tests.kit.lab import TTL, W1
 
@@ -109,10 +109,21 @@ class Bench:
         *,
         lines: int = 99,
         depth: int = 99,
-        by_key: bool = False,
     ) -> QuotaView:
-        ask = QuotaViewRequest(quota, queues, lines, depth, self.now, by_key=by_key)
+        ask = QuotaViewRequest(quota, queues, lines, depth, self.now)
         return await self.store.quota_view(ask)
+
+    async def serve(self, quota: str, *queues: int, most: int = 99) -> ServedLines | None:
+        ask = LinesRequest(quota, tuple(sorted(queues)), self.now, most)
+        return await self.store.serve(ask)
+
+    async def ready(self, *snapshots: Snapshot) -> list[Snapshot]:
+        """Those of these that are ready, as they are stored."""
+        found = [await self.load(snapshot) for snapshot in snapshots]
+        return [snapshot for snapshot in found if isinstance(snapshot.state, Ready)]
+
+    async def version(self, quota: str) -> int:
+        return (await self.store.records.get(QUOTAS, [quota]))[quota].version
 
     async def slots(self, **uses: str) -> int:
         """How many slots a queue holds."""

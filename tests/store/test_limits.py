@@ -13,11 +13,13 @@ from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.lease import lose
 from flowfabric.core.execution.model import Active, Failure, Gate, Ready, Snapshot
 from flowfabric.core.execution.operator import change_priority
+from flowfabric.core.execution.submission import Creation
 from flowfabric.core.limit import release as rules
+from flowfabric.core.limit.at_submission import Admissions, KnownQuota, at_submission
 from flowfabric.core.limit.budget import Exhausted
 from flowfabric.core.limit.budget_gate import turn_away
 from flowfabric.core.limit.quota import Quota, Rate, Use, budget_queue, queue_of
-from flowfabric.core.limit.release import Move, Release, StartsBack
+from flowfabric.core.limit.release import Move, OpenLine, Release, StartsBack
 from flowfabric.core.wait.resume import resume
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
@@ -208,33 +210,76 @@ async def test_a_release_knows_all_quotas_of_its_lines_and_who_holds_their_slots
     assert only_rate.quotas.keys() == {"free"}
 
 
-async def test_of_keys_alone_only_those_with_a_free_slot_are_read(bench: Bench) -> None:
+# -- lines of keys
+
+
+async def test_lines_of_keys_are_served_as_far_as_their_keys_have_room(bench: Bench) -> None:
     quota = await bench.quota("a", concurrency_per_key=2)
     for _ in range(2):
         await bench.running({"a": "full"})
     await bench.running({"a": "half"})
     waiting = {key: await bench.submit(3, {"a": key}) for key in ("full", "half", "free")}
     await bench.store.put_queues([(queue(a="idle"), uses_of(a="idle"))])
-    asked = tuple(sorted(queue(a=key) for key in ("full", "half", "free", "idle", "unknown")))
-    view = await bench.standing("a", asked, by_key=True)
-    assert view.by_key
-    assert view.quotas == {"a": quota}
-    assert {line.id: list(line.waiting) for line in view.lines} == {
-        queue(a="half"): [candidate(waiting["half"][0])],
-        queue(a="free"): [candidate(each) for each in waiting["free"][:2]],
-    }
-    assert {queue_of(uses): count for uses, count in view.held} == {queue(a="half"): 1}
-    decided = rules.release(view, bench.now, 500)
-    assert len(decided.moves) == 3
-    assert len(decided.turns) == 1
-    moved = await bench.store.release(decided)
-    assert moved is not None
-    assert len(moved) == 3
-    again = await bench.standing("a", asked, by_key=True)
-    assert not again.lines
-    assert again.by_key
-    assert again.served == {"a": max(decided.turns.values())}
-    assert again.quotas["a"].version == quota.version + 1
+    asked = [queue(a=key) for key in ("full", "half", "free", "idle", "unknown")]
+    served = await bench.serve("a", *asked)
+    assert served is not None
+    assert (served.moved, served.picked) == (3, 3)
+    assert served.version == await bench.version("a") == quota.version + 1
+    rooms = {"full": 0, "half": 0, "free": 0, "idle": 2}
+    assert served.room == {queue(a=key): room for key, room in rooms.items()}
+    assert len(await bench.ready(*waiting["full"])) == 0
+    assert await bench.ready(*waiting["half"]) == [await bench.load(waiting["half"][0])]
+    assert len(await bench.ready(*waiting["free"][:2])) == 2
+    view = await bench.standing("a")
+    assert view.served == {"a": served.turn}
+
+
+async def test_a_look_at_lines_moves_the_version_also_if_it_admits_no_run(bench: Bench) -> None:
+    """Another process knows these lines as full: it must not go on to do so."""
+    await bench.quota("a", concurrency_per_key=2)
+    await bench.running({"a": "x"})
+    before = await bench.version("a")
+    served = await bench.serve("a", queue(a="x"))
+    assert served is not None
+    assert (served.moved, served.room) == (0, {queue(a="x"): 1})
+    assert served.version == await bench.version("a") == before + 1
+
+
+async def test_lines_are_served_as_the_core_says(bench: Bench) -> None:
+    """In this order and at these moments, also after a release that is ahead of the clock; what is
+    more than the most waits."""
+    quota = await bench.quota("a", concurrency_per_key=3)
+    runs: list[Snapshot] = []
+    for key in ("x", "y", "z", "x", "y", "x", "x"):
+        runs.append(await bench.one({"a": key}, priority=len(runs) % 2))
+    lines = [queue(a=key) for key in ("x", "y", "z")]
+    for most in (4, 99):
+        waiting = [each for each in runs if not await bench.ready(each)]
+        view = await bench.standing("a", tuple(sorted(lines)))
+        held = {uses[0].key: count for uses, count in view.held}
+        open_lines = [
+            OpenLine(
+                line.id,
+                line.turn,
+                [
+                    (each.rank, each.uuid.bytes)
+                    for each in line.waiting[: 3 - held.get(line.uses[0].key, 0)]
+                ],
+            )
+            for line in view.lines
+        ]
+        latest = rules.latest_turn(quota, view.served.get("a"))
+        expected = rules.serve(open_lines, latest, bench.now, most)
+        served = await bench.serve("a", *lines, most=most)
+        assert served is not None
+        assert served.moved == len(expected.moves)
+        assert served.picked == sum(len(line.waiting) for line in open_lines)
+        found = await bench.ready(*waiting)
+        assert {each.execution.uuid.bytes: each.admitted_at for each in found} == dict(
+            expected.moves
+        )
+        assert served.turn // rules.TURNS == expected.turn // rules.TURNS
+        assert (await bench.standing("a")).served == {"a": served.turn}
 
 
 async def test_slots_of_a_key_are_counted_in_all_its_lines(bench: Bench) -> None:
@@ -242,9 +287,9 @@ async def test_slots_of_a_key_are_counted_in_all_its_lines(bench: Bench) -> None
     await bench.quota("b", concurrency_per_key=9)
     await bench.running({"a": "x", "b": ""})
     await bench.one({"a": "x"})
-    view = await bench.standing("a", (queue(a="x"),), by_key=True)
-    assert view.by_key
-    assert not view.lines
+    served = await bench.serve("a", queue(a="x"))
+    assert served is not None
+    assert (served.moved, served.room) == (0, {queue(a="x"): 0})
 
 
 @pytest.mark.parametrize(
@@ -254,31 +299,67 @@ async def test_slots_of_a_key_are_counted_in_all_its_lines(bench: Bench) -> None
         {"concurrency_per_key": 1, "rate": Rate(9, MINUTE)},
         {"concurrency_per_key": 1, "rate_per_key": Rate(9, MINUTE)},
         {"rate_per_key": Rate(9, MINUTE)},
+        {},
     ],
 )
-async def test_with_other_limits_everything_is_read(bench: Bench, limits: dict[str, Any]) -> None:
-    await bench.quota("a", **limits)
-    await bench.submit(2, {"a": "x"})
-    view = await bench.standing("a", (queue(a="x"),), by_key=True)
-    assert view == await bench.standing("a", (queue(a="x"),))
-    assert not view.by_key
-    assert [len(line.waiting) for line in view.lines] == [2]
+async def test_a_quota_with_other_limits_needs_a_view(bench: Bench, limits: dict[str, Any]) -> None:
+    if limits:
+        await bench.quota("a", **limits)
+    (run,) = await bench.submit(1, {"a": "x"})
+    assert await bench.serve("a", queue(a="x")) is None
+    assert not await bench.ready(run)
 
 
-async def test_of_a_line_with_two_quotas_everything_is_read(bench: Bench) -> None:
-    await bench.quota("a", concurrency_per_key=1)
-    await bench.quota("b", concurrency=1)
-    await bench.one({"a": "x", "b": ""})
-    view = await bench.standing("a", (queue(a="x", b=""),), by_key=True)
-    assert view.quotas.keys() == {"a", "b"}
-    assert not view.by_key
+# -- admission at submission
 
 
-async def test_a_quota_that_is_gone_is_no_limit_of_keys(bench: Bench) -> None:
-    await bench.one({"a": "x"})
-    view = await bench.standing("a", (queue(a="x"),), by_key=True)
-    assert not view.by_key
-    assert [line.id for line in view.lines] == [queue(a="x")]
+def admissions(versions: dict[str, int], *creations: Creation) -> Admissions:
+    """Creations for the key x of quota a that are admitted now."""
+    snapshots = [creation.snapshot for creation in creations]
+    known = {"a": KnownQuota(1, 0, {queue(a="x"): 9})}
+    now = snapshots[0].execution.created_at
+    return replace(at_submission(snapshots, now, known, ()), versions=versions)
+
+
+async def test_new_runs_are_admitted_in_the_commit_that_creates_them(bench: Bench) -> None:
+    quota = await bench.quota("a", concurrency_per_key=2)
+    await bench.store.put_queues([(queue(a="x"), uses_of(a="x"))])
+    first, second = bench.creation({"a": "x"}), bench.creation({"a": "x"})
+    plain = bench.creation()
+    given = admissions({"a": quota.version}, first)
+    answer = await bench.store.submit_and_admit([first, second, plain], given, bench.now)
+    assert answer == ([None, None, None], True)
+    ready = await bench.ready(first.snapshot, second.snapshot, plain.snapshot)
+    assert ready == [given.admitted[uuid_of(first.snapshot)], plain.snapshot]
+    assert await bench.load(second.snapshot) == second.snapshot
+    assert await bench.slots(a="x") == 1
+    assert await bench.version("a") == quota.version + 1
+    claimed = await bench.claim()
+    assert {uuid_of(each) for each in claimed} == {uuid_of(each) for each in ready}
+
+
+async def test_new_runs_wait_if_a_quota_has_another_version(bench: Bench) -> None:
+    """Another process has taken the room that this one knew of, or the quota is gone."""
+    quota = await bench.quota("a", concurrency_per_key=2)
+    await bench.quota("b", concurrency_per_key=2)
+    for versions in ({"a": quota.version + 1}, {"a": quota.version, "gone": 1}):
+        creation = bench.creation({"a": "x"}, priority=3)
+        given = admissions(versions, creation)
+        answer = await bench.store.submit_and_admit([creation], given, bench.now)
+        assert answer == ([None], False)
+        assert await bench.load(creation.snapshot) == creation.snapshot
+    assert await bench.version("a") == quota.version
+
+
+async def test_a_run_that_exists_already_is_not_created_again(bench: Bench) -> None:
+    quota = await bench.quota("a", concurrency_per_key=2)
+    creation, other = bench.creation({"a": "x"}), bench.creation({"a": "x"})
+    assert await bench.store.submit([creation], bench.now) == [None]
+    given = admissions({"a": quota.version}, creation, other)
+    existing, _ = await bench.store.submit_and_admit([creation, other], given, bench.now)
+    assert existing == [creation.snapshot.execution.id, None]
+    assert await bench.load(creation.snapshot) == creation.snapshot
+    assert len(await bench.ready(other.snapshot)) == 1
 
 
 async def test_windows_reach_as_far_back_as_the_longest_rate(bench: Bench) -> None:

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from flowfabric.core.base.time import Millis
+from flowfabric.core.limit.at_submission import KnownQuota, at_submission
 from flowfabric.core.limit.budget import Budget
 from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.core.limit.quota import Quota, Rate, Use, queue_of
@@ -16,7 +17,7 @@ from flowfabric.core.limit.spend import BudgetLedger, Expense, spend
 from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.postgres.limits import FEW_SLOTS
-from flowfabric.store.queries import InQueue, LedgerNeeds
+from flowfabric.store.queries import InQueue, LedgerNeeds, LinesRequest
 from flowfabric.store.rows.record import LANES, QUOTAS
 from flowfabric.store.sql import load_migrations, load_queries
 from tests.kit.postgres import Databases
@@ -132,18 +133,18 @@ async def test_a_standing_touches_only_the_queues_it_is_asked_for(crowded: Bench
     assert "using admission_pkey on admission" in steps
 
 
-async def test_a_standing_of_keys_reads_as_many_as_there_are_slots(crowded: Bench) -> None:
+async def test_lines_of_keys_read_as_many_as_there_are_slots(crowded: Bench) -> None:
     quota = (await crowded.store.records.get(QUOTAS, ["each"]))["each"]
     assert await crowded.store.records.put(QUOTAS, replace(quota, rate_per_key=None), quota.version)
     asked = [queue(each=str(i)) for i in range(50)]
-    steps = await plan(crowded, PINNED, "quota_view_by_key", "each", asked, [], [])
+    steps = await plan(crowded, PINNED, "served_lines", "each", asked, [], [], crowded.now, 500)
     assert "Seq Scan" not in steps
     assert most_read(steps) <= 50 * 2
     assert "using queue_key on queue" in steps
-    rows = await crowded.store.session.fetch(
-        crowded.store.session.limit, "quota_view_by_key", "each", asked, [], []
-    )
-    assert len(rows) == 50 * 2 - 1  # one is running
+    assert "Tid Scan on parked" in steps
+    served = await crowded.serve("each", *asked, most=500)
+    assert served is not None
+    assert served.moved == 50 * 2 - 1  # one is running
 
 
 async def test_a_standing_of_all_queues_walks_them_by_turn_and_stops(crowded: Bench) -> None:
@@ -254,6 +255,60 @@ async def test_of_two_releases_at_once_one_is_told_to_look_again(bench: Bench) -
     assert [count for _, count in after.held] == [2]
     assert after.admitted == {("a", ""): [(bench.now, 2)]}
     assert [quota.version for quota in after.quotas.values()] == [2, 2]
+
+
+async def test_two_processes_that_serve_a_line_at_once_admit_no_more_than_it_has_room(
+    bench: Bench,
+) -> None:
+    """The second begins before the first has committed and waits for its lock: it looks again."""
+    await bench.quota("a", concurrency_per_key=2)
+    waiting = await bench.submit(5, {"a": "x"})
+    raw, other = await bench.raw(), await bench.other_store()
+    for store in (bench.store, other):
+        await store.session.limit.run(wait_for_locks)
+    transaction = raw.transaction()
+    await transaction.start()
+    await raw.execute("select from flowfabric.quota for update")
+    ask = LinesRequest("a", (queue(a="x"),), bench.now, 99)
+    racing = [asyncio.ensure_future(bench.store.serve(ask))]
+    await until_waiting(await bench.raw())
+    racing.append(asyncio.ensure_future(other.serve(ask)))
+    await until_waiting(await bench.raw(), 2)
+    await transaction.rollback()
+    first, second = await asyncio.gather(*racing)
+    assert first is not None
+    assert second is not None
+    assert (first.moved, second.moved) == (2, 0)
+    assert second.version == first.version + 1
+    assert second.room == {queue(a="x"): 0}
+    assert len(await bench.ready(*waiting)) == 2
+
+
+async def test_a_submission_waits_for_no_release(bench: Bench) -> None:
+    """Its runs wait in their line if another session has the quota locked."""
+    quota = await bench.quota("a", concurrency_per_key=2)
+    creation = bench.creation({"a": "x"})
+    known = {"a": KnownQuota(quota.version, 0, {queue(a="x"): 2})}
+    given = at_submission([creation.snapshot], bench.now, known, ())
+    raw = await bench.raw()
+    transaction = raw.transaction()
+    await transaction.start()
+    await raw.execute("select from flowfabric.quota for update")
+    answer = await bench.store.submit_and_admit([creation], given, bench.now)
+    await transaction.rollback()
+    assert answer == ([None], False)
+    assert await bench.load(creation.snapshot) == creation.snapshot
+
+
+async def test_a_submission_whose_reply_was_lost_creates_its_runs_once(bench: Bench) -> None:
+    quota = await bench.quota("a", concurrency_per_key=2)
+    creation = bench.creation({"a": "x"})
+    known = {"a": KnownQuota(quota.version, 0, {queue(a="x"): 2})}
+    given = at_submission([creation.snapshot], bench.now, known, ())
+    lose_reply(bench.store.session.submit)
+    existing, stood = await bench.store.submit_and_admit([creation], given, bench.now)
+    assert (existing, stood) == ([None], False)
+    assert len(await bench.ready(creation.snapshot)) == 1
 
 
 async def test_a_run_cancelled_while_it_is_admitted_is_not_admitted(bench: Bench) -> None:

@@ -72,7 +72,9 @@ class Engine:
     def _make_executions(self, context: EngineContext) -> None:
         self.signals = Signals(context)
         self._resolver = FlowResolver(context, self.signals)
-        self.executions = Executions(context, self._resolver, StepCuts(context))
+        self.executions = Executions(
+            context, self._resolver, StepCuts(context), self._releases.lines
+        )
         self.steps = RecordedSteps(context)
         self.lanes = Lanes(context)
         self.claims = Claims(context, self.lanes, self._budget_gate, self._releases.rounds)

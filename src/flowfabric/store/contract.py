@@ -1,7 +1,8 @@
 """What a store must do. Rows, not rules: every decision was made by `core` beforehand.
 
 Three methods repeat a core rule because they must be one round trip over many rows: `claim` (as
-`core.execution.lease.take`), `renew` (as `core.execution.lease.renew`) and, for limits, `release`.
+`core.execution.lease.take`), `renew` (as `core.execution.lease.renew`) and, for limits, `release`
+with `serve` (as `core.limit.release.serve`).
 
 `Store` is cut by the five words: execution (with its history and its streams), wait, flow, limit,
 worker. Documents with a key and a version have no methods of their own: they are read and written
@@ -39,6 +40,7 @@ from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange
 from flowfabric.core.flow.outbox import OutboxEntry
 from flowfabric.core.flow.progress import DownstreamChange
+from flowfabric.core.limit.at_submission import Admissions
 from flowfabric.core.limit.quota import Uses
 from flowfabric.core.limit.release import QuotaView, Release, StartsBack
 from flowfabric.core.limit.spend import BudgetLedger
@@ -63,6 +65,7 @@ from flowfabric.store.queries import (
     InboxEntry,
     LaneCounts,
     LedgerNeeds,
+    LinesRequest,
     Owing,
     Page,
     Place,
@@ -71,6 +74,7 @@ from flowfabric.store.queries import (
     QuotaViewRequest,
     Renewal,
     RouteDepth,
+    ServedLines,
     SideWrite,
     SnapshotQuery,
     StoreIdentity,
@@ -146,6 +150,14 @@ class SubmissionStore(Protocol):
         None when it was created, else the id of the execution that was there already (found by
         a live key first, then by its own id). Keys and ids are unique within one call. A key
         whose window has passed is taken over."""
+
+    async def submit_and_admit(
+        self, creations: Sequence[Creation], admissions: Admissions, now: Millis
+    ) -> tuple[list[ExecutionId | None], bool]:
+        """As `submit`, for creations with new ids and without keys and steps. Those that are
+        admitted become ready (`admissions.admitted`), and each version becomes one
+        more, if every quota still has its version (True). Otherwise all are created as they are
+        (False). No wait for any other lock than those of the quotas."""
 
     async def known(
         self, id: UUID | None, namespace: str, key: str | None, now: Millis
@@ -446,9 +458,7 @@ class LimitStore(Protocol):
         all their limits are per key, only of queues with a key the lines use); `admitted`: the
         admissions within the longest window of each quota with a rate, for all of it and for the
         keys of the lines, oldest first; `served`: the latest turn of each quota, the one asked for
-        also if it does not exist. The versions are never newer than the rest. A view `by_key` has
-        of each line no more than there are free slots of its key, counted in all lines of that key,
-        and says so."""
+        also if it does not exist. The versions are never newer than the rest."""
 
     async def release(self, release: Release) -> set[UUID] | None:
         """Writes a release, if every quota in `versions` still has that version (0: is not there;
@@ -459,6 +469,15 @@ class LimitStore(Protocol):
         version there at the limits gate; the others have gone elsewhere meanwhile. Writes the turns
         of queues, adds the admissions, deletes the admissions of quotas in `forget` up to that
         moment. The third statement that may repeat a core rule."""
+
+    async def serve(self, ask: LinesRequest) -> ServedLines | None:
+        """View, decision and release in one, for chosen lines of a quota that limits the
+        concurrency of each key and nothing else; None, and nothing is written, if it has other
+        limits, is missing or cannot be read. Counts the rows of
+        `ready` and `lease` of each key in all its lines, picks as many candidates as there are
+        free slots, and moves them as `release` does, in the order and at the moments of
+        `core.limit.release.serve`. The version of the quota becomes one more, also if no run was
+        admitted: what another process knows of these lines no longer holds."""
 
     async def take_starts_back(self, starts: Sequence[StartsBack]) -> None:
         """Takes admissions off the log: of each quota and key `count` of those from `since` to

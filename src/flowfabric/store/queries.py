@@ -390,9 +390,7 @@ class QuotaViewRequest(Struct, frozen=True):
     """Which lines of a quota a release looks at: those of `queues` (None: of all its queues) in
     which executions wait at the limits gate, at most `lines` by (turn, queue), of each the best
     `depth` by (rank, id). Executions with a route of `closed` are passed over, and those with a
-    route of `draining` if they have not started. `by_key`: if the quota limits the concurrency of
-    each key and nothing else, and the lines of `queues` use no other quota, the view may leave out
-    all that has no free slot (`QuotaView.by_key`)."""
+    route of `draining` if they have not started."""
 
     quota: str
     queues: tuple[int, ...] | None
@@ -401,7 +399,30 @@ class QuotaViewRequest(Struct, frozen=True):
     now: Millis
     closed: tuple[Route, ...] = ()
     draining: tuple[Route, ...] = ()
-    by_key: bool = False
+
+
+class LinesRequest(Struct, frozen=True):
+    """Chosen lines of a quota, each of which uses no other quota. `most` are admitted at most;
+    `closed` and `draining` as in `QuotaViewRequest`."""
+
+    quota: str
+    queues: tuple[int, ...]
+    now: Millis
+    most: int
+    closed: tuple[Route, ...] = ()
+    draining: tuple[Route, ...] = ()
+
+
+class ServedLines(Struct, frozen=True):
+    """`moved` were admitted of `picked`: others have gone elsewhere meanwhile. `room` is how many
+    more of each line there is room for, which no run waits for that could be claimed; it holds
+    while the quota has this `version`. `turn` is the latest turn of the quota."""
+
+    version: int
+    turn: int
+    picked: int
+    moved: int
+    room: Mapping[int, int]
 
 
 class QueueCount(Struct, frozen=True):

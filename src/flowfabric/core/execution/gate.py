@@ -4,7 +4,8 @@ held (unsealed, blocked) → dependencies → not before → budget → limits �
 not reached yet are stored in the execution's life, so passing one gate checks the rest.
 
 The limits gate is the last, and only `release` opens it: every execution that uses a quota waits
-there, if only for a moment. Budgets are checked after the claim: an execution that was sent back
+there, if only for a moment, unless it is admitted when it is created (`core/limit/at_submission`).
+Budgets are checked after the claim: an execution that was sent back
 waits at the budget gate until the budget has room again.
 """
 

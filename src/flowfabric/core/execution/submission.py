@@ -1,6 +1,7 @@
 """Submitting: a checked request and the execution it becomes."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import TypeVar
 from uuid import UUID
 
@@ -207,15 +208,12 @@ def _says_nothing(submission: Submission, rules: Policy) -> bool:
 
 def _first_state(execution: Execution, now: Millis) -> Snapshot:
     facts, rules = execution.facts, execution.rules
-    flags = Flags.NONE
-    if facts.deadline_at is not None:
-        flags |= Flags.DEADLINE
-    if rules.retention is not None:
-        flags |= Flags.RETENTION
-    if rules.quotas:
-        flags |= Flags.LIMITS
-    if rules.budget_ids:
-        flags |= Flags.BUDGETS
+    flags = _first_flags(
+        facts.deadline_at is not None,
+        rules.retention is not None,
+        bool(rules.quotas),
+        bool(rules.budget_ids),
+    )
     life = EMPTY_LIFE
     if facts.delay_until is not None and facts.delay_until > now:
         life = replace(life, not_before=facts.delay_until, delay=Gate.DELAY)
@@ -223,6 +221,17 @@ def _first_state(execution: Execution, now: Millis) -> Snapshot:
     head = Head(rank=rank, flags=flags, life=life)
     first = Next(Start.INITIAL, 0, rules.attempt_timeout)
     return Snapshot(execution, head, admit(life, first, now, flags))
+
+
+@cache
+def _first_flags(deadline: bool, retention: bool, limits: bool, budgets: bool) -> Flags:
+    """Kept, because putting flags together is slow."""
+    return (
+        (Flags.DEADLINE if deadline else Flags.NONE)
+        | (Flags.RETENTION if retention else Flags.NONE)
+        | (Flags.LIMITS if limits else Flags.NONE)
+        | (Flags.BUDGETS if budgets else Flags.NONE)
+    )
 
 
 def _check_payload(value: object) -> bytes:

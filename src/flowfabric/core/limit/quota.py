@@ -189,6 +189,8 @@ def _rate(count: int, span: object, what: str) -> Rate:
 
 def queue_of(uses: Uses) -> int:
     """The number of the queue for these uses, the same in every process and release."""
+    if len(uses) == 1:
+        return _number_of_one(uses[0].quota, uses[0].key)
     return _number(tuple([(use.quota, use.key) for use in uses]))
 
 
@@ -200,6 +202,11 @@ def budget_queue(budget: str) -> int:
 def code_queue(route: tuple[str, ...], tried: tuple[str, ...]) -> int:
     """The number of the queue of executions of a route that wait for other code than was tried."""
     return _number(("code", route, tried))
+
+
+@lru_cache(maxsize=65_536)
+def _number_of_one(quota: str, key: str) -> int:
+    return _number(((quota, key),))
 
 
 @lru_cache(maxsize=65_536)

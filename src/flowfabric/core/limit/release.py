@@ -10,7 +10,7 @@ the creation in their rank. A turn is such a moment and a number within it.
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
+from typing import Generic, TypeVar
 from uuid import UUID
 
 from msgspec import Struct, field
@@ -18,6 +18,8 @@ from msgspec.structs import replace
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.quota import Quota, Rate, Use, Uses
+
+Id = TypeVar("Id", UUID, bytes)
 
 TURNS = 1 << 13
 """How many turns a millisecond has: more than one release ever needs."""
@@ -60,15 +62,13 @@ class Line(Struct, frozen=True):
 class QuotaView(Struct, frozen=True):
     """What a release decides on. `quotas` are those that the lines use and that exist; `held` is
     the number of slots of each combination of uses; `admitted` are the windows of rates; `served`
-    is the latest turn of each quota. `by_key`: each key has limits of its own and nothing else; of
-    each line there are as many candidates as free slots, and lines without any are left out."""
+    is the latest turn of each quota."""
 
     quotas: dict[str, Quota]
     lines: Sequence[Line]
     held: Sequence[tuple[Uses, int]] = ()
     admitted: dict[Key, Window] = field(default_factory=dict)
     served: dict[str, int] = field(default_factory=dict)
-    by_key: bool = False
 
 
 class Move(Struct, frozen=True, gc=False):
@@ -93,6 +93,24 @@ class Release(Struct, frozen=True):
     at: Millis = Millis(0)
     emptied: int = 0
     next_at: Millis | None = None
+
+
+class OpenLine(Struct, frozen=True, gc=False):
+    """A line of a quota that limits keys only: when it was last served, and rank and id of its best
+    candidates (its sixteen bytes), no more than its key has free slots."""
+
+    queue: int
+    turn: int
+    waiting: Sequence[tuple[int, bytes]]
+
+
+class LineRelease(Struct, frozen=True):
+    """Who is admitted from open lines, in this order and at these moments, and the turn of the line
+    that was served last."""
+
+    moves: Sequence[tuple[bytes, Millis]]
+    queue: int
+    turn: int
 
 
 class StartsBack(Struct, frozen=True):
@@ -131,13 +149,11 @@ def one_key(key: str) -> str:
 
 def release(view: QuotaView, now: Millis, most: int) -> Release:
     """Admits as many as there is room for, at most `most`, one of each line in turn."""
-    if view.by_key:
-        return _release_by_key(view, now, most)
     room = Room(view, now)
     lines = [_Served(line, room.need(line.uses)) for line in view.lines if line.waiting]
     queue = [(*served.place, number, served) for number, served in enumerate(lines)]
     heapq.heapify(queue)
-    turns = Turns(_latest(view), now)
+    turns: Turns[UUID] = Turns(_latest(view), now)
     moves: list[Move] = []
     while queue and len(moves) < most:
         *_, number, served = queue[0]
@@ -170,31 +186,28 @@ def release(view: QuotaView, now: Millis, most: int) -> Release:
     )
 
 
-def _release_by_key(view: QuotaView, now: Millis, most: int) -> Release:
-    """The same where one key takes nothing from another. These lines were chosen, so they need no
-    place among the others: only the latest turn is written, which later moments follow. (A look at
-    all lines writes every turn, or it would find the same first lines again.)"""
-    ((name, quota),) = view.quotas.items()
-    cap = quota.concurrency_per_key or 0
-    room = {uses[0].key: max(0, cap - count) for uses, count in view.held}
-    lines = [
-        (line.turn, line.waiting[0].rank, line.id, line.waiting[: room.get(line.uses[0].key, cap)])
-        for line in view.lines
-        if line.waiting
-    ]
-    lines.sort(key=itemgetter(0, 1, 2))
-    turns = Turns(_latest(view), now)
-    moves: list[Move] = []
-    latest: dict[tuple[str, int], int] = {}
-    for place in range(max((len(waiting) for *_, waiting in lines), default=0)):
-        for _, _, id, waiting in lines:
-            if place < len(waiting) and len(moves) < most:
-                candidate = waiting[place]
-                latest = {(name, id): turns.next(candidate.uuid)}
-                moves.append(Move(candidate.uuid, candidate.version, turns.moment))
-    return Release(
-        versions={name: quota.version} if moves else {}, moves=moves, turns=latest, at=now
+def serve(lines: Iterable[OpenLine], latest: int, now: Millis, most: int) -> LineRelease:
+    """The same for chosen lines of a quota that limits keys only: one key takes nothing from
+    another. They were chosen, so they need no place among the others: only the last turn is
+    written, which later moments follow. (A look at all lines writes every turn, or it would find
+    the same first lines again.)"""
+    ordered = sorted(
+        [
+            (line.turn, line.waiting[0][0], line.queue, line.waiting)
+            for line in lines
+            if line.waiting
+        ]
     )
+    turns: Turns[bytes] = Turns(latest, now)
+    moves: list[tuple[bytes, Millis]] = []
+    queue = turn = 0
+    for place in range(max([len(waiting) for *_, waiting in ordered], default=0)):
+        for _, _, queue_of_line, waiting in ordered:
+            if place < len(waiting) and len(moves) < most:
+                _, id = waiting[place]
+                queue, turn = queue_of_line, turns.next(id)
+                moves.append((id, turns.moment))
+    return LineRelease(moves, queue, turn)
 
 
 def forgotten_at(now: Millis) -> Millis:
@@ -205,10 +218,14 @@ def forgotten_at(now: Millis) -> Millis:
 
 
 def _latest(view: QuotaView) -> int:
-    """The turn that all new turns must follow: the latest turn served, or the latest change of
-    limits."""
-    turns = [*view.served.values(), *(q.since * TURNS for q in view.quotas.values())]
-    return max(turns, default=0)
+    """The turn that all new turns must follow."""
+    turns = [latest_turn(quota, None) for quota in view.quotas.values()]
+    return max([*view.served.values(), *turns], default=0)
+
+
+def latest_turn(quota: Quota, served: int | None) -> int:
+    """The latest turn served, or the latest change of limits."""
+    return max(served or 0, quota.since * TURNS)
 
 
 def limits_since(quota: Quota, view: QuotaView, now: Millis) -> Quota:
@@ -218,7 +235,7 @@ def limits_since(quota: Quota, view: QuotaView, now: Millis) -> Quota:
     return replace(quota, since=Millis(max(now, latest)))
 
 
-class Turns:
+class Turns(Generic[Id]):
     """Hands out turns, each later than all before, and their moments.
 
     Claims break ties by id. So an execution that follows one with a larger id gets the next
@@ -229,20 +246,30 @@ class Turns:
         first = now * TURNS
         self._turn = first if latest < first else _next_moment(latest)
         self._latest_moment = now + AHEAD
-        self._before: UUID | None = None
+        self._before: Id | None = None
 
     @property
     def moment(self) -> Millis:
         return Millis(min(self._turn // TURNS, self._latest_moment))
 
-    def next(self, uuid: UUID) -> int:
-        behind = self._before is not None and uuid < self._before
-        self._before = uuid
+    def next(self, id: Id) -> int:
+        behind = self._before is not None and id < self._before
+        self._before = id
         if behind and self.moment < self._latest_moment:
             self._turn = _next_moment(self._turn)
         else:
             self._turn += 1
         return self._turn
+
+
+def moment_after(turn: int, now: Millis) -> Millis:
+    """The moment of runs that are admitted now, after this turn."""
+    return Turns[UUID](turn, now).moment
+
+
+def turn_of(turn: int, now: Millis) -> int:
+    """The turn that such runs have had."""
+    return max(turn, moment_after(turn, now) * TURNS)
 
 
 def _next_moment(turn: int) -> int:

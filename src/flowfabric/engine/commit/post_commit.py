@@ -1,7 +1,7 @@
 """What follows a commit: subscribers hear what has changed. Everything here is a hint; what a crash
 leaves undone is found by the sweep or at the poll floor."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -102,16 +102,18 @@ class PostCommit:
     def framed(self, uuids: Iterable[UUID]) -> None:
         self.publish(Commit(framed=tuple(uuids)))
 
-    def created(self, snapshots: Iterable[Snapshot]) -> None:
+    def created(self, snapshots: Iterable[Snapshot], full: Collection[UUID] = ()) -> None:
+        """New runs; the lines of those in `full` need no look."""
         found = tuple(snapshots)
         if (seen := watching()) is not None:
             seen.created(found)
         waiting = [each for each in found if not isinstance(each.state, Ready)]
         due = [*map(_due_at, waiting), *[each.deadline_at for each in found]]
+        limited = [each.execution for each in waiting if _waits_for_limits(each)]
         self.publish(
             Commit(
                 ready=len(waiting) < len(found),
-                limited=tuple(each.execution for each in waiting if _waits_for_limits(each)),
+                limited=tuple(each for each in limited if each.uuid not in full),
                 due_at=earliest(due),
             )
         )

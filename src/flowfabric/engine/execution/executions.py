@@ -60,6 +60,7 @@ from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.recorded import StepCuts
 from flowfabric.engine.flow.resolver import FlowResolver
 from flowfabric.engine.flow.walks import edge_pages
+from flowfabric.engine.limit.known_lines import KnownLines
 from flowfabric.store.queries import EdgeQuery
 from flowfabric.store.rows.record import FLOWS
 
@@ -72,9 +73,12 @@ TRIGGERS = frozenset({"signal", "operator", "auto_resume"})
 class Executions(Service):
     """`engine.executions`"""
 
-    def __init__(self, context: EngineContext, resolver: FlowResolver, cuts: StepCuts) -> None:
+    def __init__(
+        self, context: EngineContext, resolver: FlowResolver, cuts: StepCuts, lines: KnownLines
+    ) -> None:
         super().__init__(context)
         self._resolver = resolver
+        self._lines = lines
         self._cuts = cuts
         self._creations: Batcher[Creation, Submitted | Duplicate] = Batcher(
             "submit",
@@ -298,16 +302,13 @@ class Executions(Service):
         return create(checked, _new_id(self._context.ids, fresh, now), now)
 
     async def _flush_creations(self, creations: list[Creation]) -> list[Any]:
-        found = await self._context.store.submit(creations, self._now())
+        written = await self._lines.submit(creations, self._now())
+        pairs = list(zip(written.creations, written.existing, strict=True))
         self._context.post_commit.created(
-            creation.snapshot
-            for creation, existing in zip(creations, found, strict=True)
-            if existing is None
+            (creation.snapshot for creation, existing in pairs if existing is None),
+            full=written.full,
         )
-        return [
-            _outcome(creation, existing)
-            for creation, existing in zip(creations, found, strict=True)
-        ]
+        return [_outcome(creation, existing) for creation, existing in pairs]
 
 
 async def _first_answer(

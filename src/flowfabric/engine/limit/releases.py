@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from flowfabric.core.base.errors import FlowFabricError, RetryExhausted
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Execution, Gate, Snapshot, Waiting
+from flowfabric.core.execution.model import Execution, Gate, Route, Snapshot, Waiting
 from flowfabric.core.limit.quota import Quota, Uses, queue_of
 from flowfabric.core.limit.release import QuotaView, Release, release, starts_back
 from flowfabric.core.limit.unclaimable import Unclaimable
@@ -24,10 +24,11 @@ from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
+from flowfabric.engine.limit.known_lines import KnownLines
 from flowfabric.engine.limit.rounds import Rounds
 from flowfabric.engine.limit.unclaimable import ClosedRoutes
 from flowfabric.store.hints import Topic
-from flowfabric.store.queries import QuotaViewRequest
+from flowfabric.store.queries import LinesRequest, QuotaViewRequest
 from flowfabric.store.rows.record import QUOTAS
 
 MAX_MOVES = 500
@@ -35,7 +36,6 @@ LEAST = 32
 FIRST_LINES = 64
 KEYED_LINES = 500
 AT_ONCE = 4
-KNOWN = 100_000
 REFRESH = 1.0
 """Seconds until lines that only other processes know of are looked at."""
 
@@ -59,9 +59,6 @@ class Releases(Service):
         self._background = Background("admitting runs through quotas", log)
         self._busy: set[str] = set()
         self.rounds = Rounds(context.store.hints, self._dirty, self._busy)
-        self._known: set[int] = set()
-        self._new: dict[int, Uses] = {}
-        self._introducing = asyncio.Lock()
         self._shapes: dict[str, ReleaseShape] = {}
         self._paces: dict[str, int] = {}
         self._shared: set[str] = set()
@@ -70,6 +67,7 @@ class Releases(Service):
         self._moves = count(1)
         self._opens_at: dict[str, Millis] = {}
         self.closed = ClosedRoutes(context)
+        self.lines = KnownLines(context, self.closed)
 
     def committed(self, commit: Commit) -> None:
         if commit.limited:
@@ -77,17 +75,20 @@ class Releases(Service):
 
     def kick(self, executions: Iterable[Execution]) -> None:
         """Looks at the limits of executions that wait for them or have given room back."""
+        routes: set[Route] = set()
         for execution in executions:
             uses = execution.uses
             queue = queue_of(uses)
-            self._shared.update(_shared_by(uses))
+            if len(uses) > 1:
+                self._shared.update(_shared_by(uses))
             for use in uses:
                 queues = self._dirty.setdefault(use.quota, set())
                 if queues is not None:
                     queues.add(queue)
-            if uses and queue not in self._known:
-                self._new[queue] = uses
-            self.closed.meet(execution.route)
+            self.lines.meet(queue, uses)
+            routes.add(execution.route)
+        for route in routes:
+            self.closed.meet(route)
         self._start()
 
     def changed(self, quota: Quota) -> None:
@@ -117,10 +118,6 @@ class Releases(Service):
             self._dirty[quota] = None
         self._start()
 
-    def forget_queues(self) -> None:
-        """The store may have forgotten queues that were empty."""
-        self._known.clear()
-
     @property
     def busy(self) -> bool:
         return bool(self._background)
@@ -132,6 +129,7 @@ class Releases(Service):
         """Admits the first of these queues, and those behind, as far as there is room."""
         lines: dict[str, set[int]] = {}
         for queue, uses in known.items():
+            self._shared.update(_shared_by(uses))
             for use in uses:
                 lines.setdefault(use.quota, set()).add(queue)
         for quota, queues in lines.items():
@@ -176,7 +174,7 @@ class Releases(Service):
             self.rounds.begin(quota)
             self._start()
             try:
-                await self._introduce()
+                await self.lines.introduce()
                 await self._serve(quota, queues)
             finally:
                 self._busy.discard(quota)
@@ -185,22 +183,6 @@ class Releases(Service):
             await self.closed.refresh(now_and_then=True)
         except FlowFabricError as error:
             log.warning("looking at lanes and workers failed; retrying later: %s", error)
-
-    async def _introduce(self) -> None:
-        """Tells the store about queues that are new to this process. Concurrent calls wait, because
-        their queue may be among those."""
-        async with self._introducing:
-            if not self._new:
-                return
-            fresh, self._new = self._new, {}
-            try:
-                await self._context.store.put_queues(list(fresh.items()))
-            except FlowFabricError as error:
-                log.warning("introducing queues of quotas failed; the sweep tries again: %s", error)
-                return
-            if len(self._known) > KNOWN:
-                self._known.clear()
-            self._known.update(fresh)
 
     async def _serve(self, quota: str, queues: set[int] | None) -> None:
         """Admits as many as there is room for; these lines are looked at in any case."""
@@ -224,28 +206,44 @@ class Releases(Service):
 
     def _is_by_key(self, quota: str) -> bool:
         """Whether only keys are limited, and each key has one line: it has several if they need
-        other quotas as well."""
-        return self._shapes.get(quota) is ReleaseShape.PER_KEY and quota not in self._shared
+        other quotas as well. Of a quota that is not known yet, the store says so."""
+        shape = self._shapes.get(quota)
+        return shape in (None, ReleaseShape.PER_KEY) and quota not in self._shared
 
     async def _tried(self, quota: str, queues: set[int] | None, *, once: bool = False) -> bool:
         """Admits what there is room for and can be claimed. Room that none of those needs goes to
         runs without a live worker, because an unregistered worker may come for them. Returns
         whether every line was looked at; what cannot be done now is left to the sweep."""
-        closed = self.closed.known
+        closed, all_seen = self.closed.known, True
+        among = None if queues is None else tuple(sorted(queues))
         try:
-            if closed.unserved:
-                await self._release(quota, queues, closed, once=once)
-            return await self._release(quota, queues, replace(closed, unserved=()), once=once)
+            for shut in (*([closed] if closed.unserved else ()), replace(closed, unserved=())):
+                if among is None or not await self._serve_lines(quota, among, shut):
+                    all_seen = await self._release(quota, among, shut, once=once)
         except FlowFabricError as error:
+            self.lines.forget(quota)
             log.warning("releasing quota %s failed; the sweep tries again: %s", quota, error)
-            return True
+        return all_seen
+
+    async def _serve_lines(self, quota: str, queues: tuple[int, ...], closed: Unclaimable) -> bool:
+        """Admits the best of these lines, as far as there is room; False if the quota limits more
+        than the concurrency of each key."""
+        if not self._is_by_key(quota):
+            return False
+        shut = closed.closed, closed.draining
+        while True:
+            ask = LinesRequest(quota, queues, self._now(), MAX_MOVES, *shut)
+            served = await self.lines.serve(ask)
+            if served is None:
+                return False
+            self._moved(quota, served.moved)
+            if served.moved == served.picked:
+                return True
 
     async def _release(
-        self, quota: str, queues: set[int] | None, closed: Unclaimable, *, once: bool
+        self, quota: str, among: tuple[int, ...] | None, closed: Unclaimable, *, once: bool
     ) -> bool:
         """Releases until no more can be admitted, or once."""
-        among = None if queues is None else tuple(sorted(queues))
-        by_key = among is not None and self._is_by_key(quota)
         lines = len(among) if among is not None else _lines_at_once(self._shapes.get(quota))
         depth = _depth(lines, self._paces.get(quota, MAX_MOVES))
         view = QuotaView({}, ())
@@ -255,23 +253,27 @@ class Releases(Service):
             nonlocal view, decided
             now = self._now()
             shut = closed.closed, closed.draining
-            ask = QuotaViewRequest(quota, among, lines, depth, now, *shut, by_key=by_key)
-            view = await self._context.store.quota_view(ask)
-            self._learn(view)
-            decided = release(view, now, MAX_MOVES)
-            self._wake_at(quota, decided.next_at)
-            if not decided.moves:
-                _tell_refused(view, decided)
-                return None
-            moved = await self._context.store.release(decided)
-            return RACE_LOST if moved is None else len(moved)
+            ask = QuotaViewRequest(quota, among, lines, depth, now, *shut)
+            async with self.lines.turns:
+                view = await self._context.store.quota_view(ask)
+                self._learn(view)
+                decided = release(view, now, MAX_MOVES)
+                self._wake_at(quota, decided.next_at)
+                if not decided.moves:
+                    _tell_refused(view, decided)
+                    return None if await self.lines.looked(view) else RACE_LOST
+                moved = await self._context.store.release(decided)
+                if moved is None:
+                    return RACE_LOST
+                self.lines.released(decided)
+            return len(moved)
 
         try:
             while (moved := await retry(round, f"quota {quota}")) is not None:
                 self._moved(quota, moved)
                 all_moved = moved == len(decided.moves) < MAX_MOVES
                 others = None if among else lines
-                is_all = all_moved and (view.by_key or not _more(view, others, depth, decided))
+                is_all = all_moved and not _more(view, others, depth, decided)
                 if once or is_all:
                     return is_all
                 depth = _depth(len(view.lines), MAX_MOVES)

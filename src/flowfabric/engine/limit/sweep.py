@@ -54,7 +54,7 @@ class LimitSweep(Service):
         now = self._now()
         while await self._context.store.trim_limits(now, forgotten_at(now), PAGE) >= PAGE:
             pass
-        self._releases.forget_queues()
+        self._releases.lines.forget_queues()
 
     async def drain(self) -> None:
         """Returns when everything that can go now has gone."""

@@ -13,7 +13,13 @@ from flowfabric.core.limit.release import Candidate, Key, Line, QuotaView, Relea
 from flowfabric.store.contract import MAX_BATCH
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import Columns, PostgresSession, columns
-from flowfabric.store.queries import Crowd, QueueCount, QuotaViewRequest
+from flowfabric.store.queries import (
+    Crowd,
+    LinesRequest,
+    QueueCount,
+    QuotaViewRequest,
+    ServedLines,
+)
 from flowfabric.store.readable import readable, tell
 from flowfabric.store.rows.limit import (
     QUEUE,
@@ -21,7 +27,7 @@ from flowfabric.store.rows.limit import (
     queue_rows,
     read_uses,
     servable,
-    view_by_key,
+    served_lines,
 )
 from flowfabric.store.rows.record import QUOTAS
 
@@ -39,10 +45,6 @@ async def put_queues(session: PostgresSession, queues: Sequence[tuple[int, Uses]
 async def quota_view(session: PostgresSession, ask: QuotaViewRequest) -> QuotaView:
     queues = None if ask.queues is None else list(ask.queues)
     shut = (_numbers(session, ask.closed), _numbers(session, ask.draining))
-    if ask.by_key and queues is not None:
-        rows = await session.fetch(session.limit, "quota_view_by_key", ask.quota, queues, *shut)
-        if rows and (found := _view_by_key(ask.quota, rows)) is not None:
-            return found
     values = (ask.quota, queues, *shut, ask.now, FEW_SLOTS, ask.lines, ask.depth)
     rows = await session.fetch(session.limit, "quota_view", *values)
     return _standing(ask.quota, rows)
@@ -52,6 +54,11 @@ async def release(session: PostgresSession, release: Release) -> set[UUID] | Non
     if len(release.moves) > MAX_BATCH:
         raise AssertionError(f"a release moves at most {MAX_BATCH}")
     return await session.limit.run(partial(_release, session, release))
+
+
+async def serve(session: PostgresSession, ask: LinesRequest) -> ServedLines | None:
+    """After a lost reply it admits what there is room for then."""
+    return await session.limit.run(partial(_serve, session, ask))
 
 
 async def take_starts_back(session: PostgresSession, starts: Sequence[StartsBack]) -> None:
@@ -127,14 +134,22 @@ async def _release(
     return {uuid for _, uuid in rows if uuid is not None}
 
 
-def _view_by_key(asked: str, rows: Sequence[Any]) -> QuotaView | None:
-    """None if something has to be read that is not in these rows, or cannot be read."""
-    version, doc, served = rows[0][:3]
-    try:
-        quota = QUOTAS.by_key([(asked, version, doc)])[asked]
-        return view_by_key(quota, served, [row[3:] for row in rows if row[3] is not None])
-    except Corruption:
+async def _serve(
+    session: PostgresSession, ask: LinesRequest, connection: Connection, repeated: bool
+) -> ServedLines | None:
+    """If a rival was faster, the lock is taken before the statement that reads."""
+    query = session.queries["served_lines"]
+    shut = (_numbers(session, ask.closed), _numbers(session, ask.draining))
+    values = (ask.quota, list(ask.queues), *shut, ask.now, ask.most)
+    rows = await connection.fetch(query, *values)
+    if rows and rows[0][0] is None:
+        async with connection.transaction():
+            await connection.fetch(session.queries["locked_quotas"], [ask.quota])
+            rows = await connection.fetch(query, *values)
+    if not rows:
         return None
+    version, turn, picked, lines, rooms, moved = rows[0]
+    return served_lines(version, turn, picked, dict(zip(lines, rooms, strict=True)), moved)
 
 
 def _standing(asked: str, rows: Sequence[Any]) -> QuotaView:

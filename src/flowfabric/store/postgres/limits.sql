@@ -192,35 +192,58 @@ cross join lateral (
 ) a
 where rule.longest is not null
 
--- name: quota_view_by_key
--- The same for lines of a quota that limits the concurrency of each key and nothing else: each row is
--- one who waits and has a free slot, with its line; of a quota without such a line, one row without a
--- line. No row at all if the quota has other limits or none. A line with a second quota has no
--- other columns here: the caller asks for `quota_view` then.
-with rule as materialized (
-    select q.version, q.doc, cast(d.doc ->> 'concurrency_per_key' as bigint) as cap, (
-        select t.turn from {schema}.queue t
-        where t.quota = $1 order by t.quota desc, t.turn desc limit 1
-    ) as served
+-- part: admitted_rows
+-- What was `moved` from `parked` is ready. The moment of admission takes the place of the creation in the rank.
+made_ready as (
+    insert into {schema}.ready (
+        id, version, epoch, rank, flags, attempt, start, life, route, timeout, held_until, queue
+    )
+    select
+        m.id, m.version + 1, m.epoch, m.rank - m.created_at + m.moment, m.flags, m.attempt, m.start,
+        m.life, m.route, m.timeout, 0, m.queue
+    from moved m
+),
+
+-- name: served_lines
+-- View, decision (`core.limit.release.serve`) and release of the lines $2 of a quota that limits the
+-- concurrency of each key and nothing else: no row for another one. What is read is of the moment
+-- when the statement began, so the version that is locked must be the one of that moment; without a
+-- version in the answer it was not, and nothing is written. Only releases take slots, and each moves the
+-- version: a count can be too high, never too low. Routes of $3 are passed over, and of $4 what would
+-- begin. 8192 turns are one millisecond, and moments are at most ten seconds ahead of the clock $5.
+with seen as materialized (
+    select q.version, cast(d.doc ->> 'concurrency_per_key' as bigint) as cap, greatest(
+        cast(d.doc ->> 'since' as bigint) * 8192,
+        (
+            select t.turn from {schema}.queue t
+            where t.quota = $1 order by t.quota desc, t.turn desc limit 1
+        ),
+        0
+    ) as turn
     from {schema}.quota q
     cross join lateral (select {schema}.readable_json(q.doc) as doc offset 0) d
     where q.name = $1 and d.doc ->> 'concurrency_per_key' is not null
         and coalesce(d.doc ->> 'concurrency', d.doc ->> 'rate', d.doc ->> 'rate_per_key') is null
 ),
+locked as materialized (
+    select q.version from {schema}.quota q
+    where q.name = $1 and exists (select from seen)
+    for no key update
+),
+rule as materialized (
+    select
+        seen.version, seen.cap, seen.turn,
+        case when seen.turn < $5::bigint * 8192 then $5::bigint else seen.turn / 8192 + 1 end as moment
+    from seen join locked on locked.version = seen.version
+),
 line as materialized (
-    select q.id, q.turn, q.uses, q.key
-    from unnest($2::bigint[]) as n (id)
+    select q.id, q.turn, greatest(0, rule.cap - cast(h.held as bigint)) as room
+    from rule
+    cross join unnest($2::bigint[]) as n (id)
     cross join lateral (
-        select t.id, t.turn, t.uses, t.key from {schema}.queue t
+        select t.id, t.turn, t.key from {schema}.queue t
         where t.quota = $1 and t.id = n.id offset 0
     ) q
-    cross join lateral (
-        select from {schema}.parked p where p.queue = q.id and p.gate = 8 limit 1
-    ) w
-),
-counted as materialized (
-    select line.*, h.held
-    from line
     cross join lateral (
         select sum((
             select count(*) from {schema}.ready r where r.queue = t.id
@@ -228,26 +251,70 @@ counted as materialized (
             select count(*) from {schema}.lease l where l.queue = t.id
         )) as held
         from {schema}.queue t
-        where t.quota = $1 and (t.key, t.id) > (line.key, -1) and t.key <= line.key
+        where t.quota = $1 and (t.key, t.id) > (q.key, -1) and t.key <= q.key
     ) h
-)
-select
-    rule.version, rule.doc, rule.served, w.queue, w.turn, w.uses, w.held,
-    w.id, w.row_version, w.rank, w.start
-from rule
-left join lateral (
+),
+picked as materialized (
     select
-        c.id as queue, c.turn, c.uses, c.held, f.id, f.version as row_version, f.rank, f.start
-    from counted c
+        line.id as queue, line.turn, w.place, w.id, first_value(w.rank) over each as first,
+        row_number() over each as number
+    from line
     cross join lateral (
-        select p.id, p.version, p.rank, p.start from {schema}.parked p
-        where p.queue = c.id and p.gate = 8 and (
+        select p.ctid as place, p.id, p.rank from {schema}.parked p
+        where p.queue = line.id and p.gate = 8 and (
             -- include: may_be_taken
         )
         order by p.rank, p.id
-        limit greatest(0, rule.cap - c.held)
-    ) f
-) w on true
+        limit line.room
+    ) w
+    window each as (partition by line.id order by w.rank, w.id)
+),
+ordered as materialized (
+    select p.queue, p.place, p.id, row_number() over turns as number, lag(p.id) over turns as before
+    from picked p
+    window turns as (order by p.number, p.turn, p.first, p.queue)
+    limit $6
+),
+timed as materialized (
+    select o.queue, o.place, o.number, rule.moment + count(*) filter (where o.id < o.before) over (
+        order by o.number rows unbounded preceding
+    ) as moment
+    from rule cross join ordered o
+),
+gone as (
+    delete from {schema}.parked t
+    using (
+        select timed.place, least(timed.moment, $5::bigint + 10000) as moment from timed
+    ) g
+    where t.ctid = g.place
+    returning t.*, g.moment
+),
+moved as materialized (
+    select g.*, e.route, e.created_at from gone g join {schema}.execution e on e.id = g.id
+),
+-- include: admitted_rows
+counted as (
+    update {schema}.quota set version = version + 1
+    where name = $1 and exists (select from rule)
+),
+last as materialized (
+    select timed.queue, timed.number + 8192 * least(
+        timed.moment, greatest(rule.moment, $5::bigint + 10000)
+    ) as turn
+    from rule cross join timed
+    order by timed.number desc
+    limit 1
+),
+kept as (
+    update {schema}.queue t set turn = last.turn from last
+    where t.quota = $1 and t.id = last.queue
+)
+select
+    rule.version + 1 as version, coalesce((select last.turn from last), rule.turn) as turn,
+    (select count(*) from picked) as picked,
+    array(select line.id from line) as lines, array(select line.room from line) as rooms,
+    array(select moved.queue from moved) as moved
+from seen left join rule on true
 
 -- name: released
 -- Compared under lock, in the order of names; a statement that waited for a lock finds another
@@ -299,15 +366,7 @@ gone as (
 moved as materialized (
     select g.*, e.route, e.created_at from gone g join {schema}.execution e on e.id = g.id
 ),
-made_ready as (
-    insert into {schema}.ready (
-        id, version, epoch, rank, flags, attempt, start, life, route, timeout, held_until, queue
-    )
-    select
-        m.id, m.version + 1, m.epoch, m.rank - m.created_at + m.moment, m.flags, m.attempt, m.start,
-        m.life, m.route, m.timeout, 0, m.queue
-    from moved m
-),
+-- include: admitted_rows
 served as (
     update {schema}.queue t set turn = kept.turn from kept
     where t.ctid = kept.place and (select compared.stands from compared)

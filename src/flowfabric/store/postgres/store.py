@@ -82,6 +82,7 @@ class PostgresStore:
     schema_text = _method(schema.schema_text)
 
     submit = _method(submissions.submit)
+    submit_and_admit = _method(submissions.submit_and_admit)
     known = _method(submissions.known)
     inbox = _method(submissions.inbox)
     admit = _method(submissions.admit)
@@ -124,6 +125,7 @@ class PostgresStore:
     put_queues = _method(limits.put_queues)
     quota_view = _method(limits.quota_view)
     release = _method(limits.release)
+    serve = _method(limits.serve)
     crowds = _method(limits.crowds)
     queue_counts = _method(limits.queue_counts)
     ahead_of = _method(limits.ahead_of)

@@ -1,6 +1,6 @@
 """Creating executions."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -10,6 +10,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Flags, Ready, Snapshot, Start
 from flowfabric.core.execution.submission import Creation
+from flowfabric.core.limit.at_submission import Admissions
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
 from flowfabric.store.postgres.session import PostgresSession, columns, insert_new
@@ -36,6 +37,7 @@ _NOT_READY = (None, None, None, None)
 _WIDTH = len(EXECUTION) + 1 + len(_NOT_READY)
 _SHARED = (EXECUTION.index("route"), len(EXECUTION) + 1, len(EXECUTION) + 2)
 """Route, lead and flags are mostly the same for all."""
+_LIMITED_WIDTH, _SHARED_LIMITED = 8, (2, 5)
 _PARKED = COLUMNS[StateTable.PARKED]
 _SHARED_PARKED = tuple(
     map(_PARKED.index, ("version", "epoch", "flags", "attempt", "start", "gate"))
@@ -54,6 +56,56 @@ async def submit(
     if not any(found.values()):
         return [None] * len(creations)  # most batches: all are new
     return [found[_uuid(creation)] for creation in creations]
+
+
+async def submit_and_admit(
+    session: PostgresSession, creations: Sequence[Creation], admissions: Admissions, now: Millis
+) -> tuple[list[ExecutionId | None], bool]:
+    await session.book.need_routes({creation.snapshot.execution.route for creation in creations})
+    ordered = sorted(creations, key=number)
+    parts = await divide(ordered, partial(_send_admitted, session, admissions, now))
+    found: Answers = {}
+    for answers, _ in parts:
+        found.update(answers)
+    return [found[_uuid(creation)] for creation in creations], all(stood for _, stood in parts)
+
+
+async def _send_admitted(
+    session: PostgresSession,
+    admissions: Admissions,
+    now: Millis,
+    creations: Sequence[Creation],
+    patience: float,
+) -> tuple[Answers, bool]:
+    work = partial(_create_admitted, session, creations, admissions, now)
+    return await session.submit.run(work, patience=patience)
+
+
+async def _create_admitted(
+    session: PostgresSession,
+    creations: Sequence[Creation],
+    admissions: Admissions,
+    now: Millis,
+    connection: Connection,
+    repeated: bool,
+) -> tuple[Answers, bool]:
+    """After a lost reply it is not known what stood: they wait, unless they exist already."""
+    if repeated:
+        return await _create(session, creations, now, connection, repeated), False
+    names, admitted = session.book.names, admissions.admitted
+    values = values_of(creations, now, names, but=admitted)
+    rows = [
+        _limited_row(creation.snapshot, ready, names)
+        for creation in creations
+        if (ready := admitted.get(_uuid(creation))) is not None
+    ]
+    values += columns(sorted(admissions.versions.items()), 2)
+    values += columns(rows, _LIMITED_WIDTH, shared=_SHARED_LIMITED)
+    made = await insert_new(connection, session.queries["admitted_executions"], values)
+    answers: Answers = dict.fromkeys([id for id, _ in made])
+    if rest := [creation for creation in creations if _uuid(creation) not in answers]:
+        answers |= await _known(session, connection, rest, now, repeated)
+    return answers, all(stands for _, stands in made)
 
 
 async def _send(
@@ -198,8 +250,14 @@ def number(creation: Creation) -> int:
     return creation.snapshot.execution.uuid.int
 
 
-def values_of(creations: Sequence[Creation], now: Millis, names: Names) -> list[Any]:
-    """The parameters of the statement: one array per column of every table."""
+def values_of(
+    creations: Sequence[Creation],
+    now: Millis,
+    names: Names,
+    but: Container[UUID] = (),
+) -> list[Any]:
+    """The parameters of the statement: one array per column of every table. The state rows of
+    executions in `but` are not among them."""
     executions: list[Row] = []
     parked: list[Row] = []
     keys, deadlines, tags = [], [], []
@@ -209,7 +267,7 @@ def values_of(creations: Sequence[Creation], now: Millis, names: Names) -> list[
         waits = _NOT_READY
         if isinstance(snapshot.state, Ready):
             waits = _ready_part(snapshot, snapshot.state)
-        else:
+        elif execution.uuid not in but:
             parked.append(state_row(snapshot, names))
         keyed = creation.key is not None or None
         executions.append((*execution_row(creation, names), keyed, *waits))
@@ -229,6 +287,13 @@ def values_of(creations: Sequence[Creation], now: Millis, names: Names) -> list[
         *columns(deadlines, 2),
         *columns(tags, 4),
     ]
+
+
+def _limited_row(snapshot: Snapshot, ready: Snapshot, names: Names) -> Row:
+    """A new execution that is ready if its admission stands, and waits in its line otherwise."""
+    row = state_row(ready, names)
+    (id, _, _, rank, flags, _, _, life, route, timeout), queue = row[:10], row[-1]
+    return (id, snapshot.head.rank, flags, life, timeout, route, queue, rank)
 
 
 def _ready_part(snapshot: Snapshot, state: Ready) -> Row:

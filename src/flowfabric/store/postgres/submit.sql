@@ -93,6 +93,56 @@ with given as materialized (
 -- include: created_rows
 select made.id from made
 
+-- name: admitted_executions
+-- The same with new executions that go through their quotas at once, if the quotas $38 still have
+-- the versions $39; otherwise they wait in their lines, and so they do if another session has a lock on a
+-- quota. The second column tells whether the versions stood.
+with locked as materialized (
+    select q.name, q.version from {schema}.quota q
+    where q.name = any($38::text[])
+    order by q.name
+    for no key update skip locked
+),
+compared as materialized (
+    select count(*) = cardinality($38) as stands
+    from unnest($38::text[], $39::bigint[]) as g (name, version)
+    join locked on locked.name = g.name and locked.version = g.version
+),
+given as materialized (
+    -- include: given_rows
+),
+-- include: created_rows
+,
+counted as (
+    update {schema}.quota set version = version + 1
+    where name = any($38) and (select compared.stands from compared)
+),
+limited as materialized (
+    select
+        a.id, a.rank, coalesce(a.flags, ($42::smallint[])[1]) as flags, a.life, a.timeout,
+        coalesce(a.route, ($45::integer[])[1]) as route, a.queue, a.admitted_rank
+    from unnest(
+        $40::uuid[], $41::bigint[], $42::smallint[], $43::bytea[], $44::bigint[], $45::integer[],
+        $46::bigint[], $47::bigint[]
+    ) as a (id, rank, flags, life, timeout, route, queue, admitted_rank)
+    where (a.id in (select made.id from made)) is true
+),
+made_admitted as (
+    insert into {schema}.ready (
+        id, version, epoch, rank, flags, attempt, start, life, route, timeout, held_until, queue
+    )
+    select a.id, 1, 0, a.admitted_rank, a.flags, 0, 0, a.life, a.route, a.timeout, 0, a.queue
+    from limited a where (select compared.stands from compared)
+),
+made_waiting as (
+    insert into {schema}.parked (
+        id, version, epoch, rank, flags, attempt, start, life, timeout, gate, queue
+    )
+    select a.id, 1, 0, a.rank, a.flags, 0, 0, a.life, a.timeout, 8, a.queue
+    from limited a where not (select compared.stands from compared)
+)
+select made.id, (select compared.stands from compared) from made
+
 -- name: known_executions
 -- For each submission that created nothing: the execution that was there, by a live key first. One
 -- that has only arrived counts as well.

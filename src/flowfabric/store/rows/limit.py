@@ -4,7 +4,7 @@ Columns are in the order of the tuples here. A column exists only if something a
 is in the document.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 from flowfabric.core.base import document
 from flowfabric.core.base.errors import Corruption
-from flowfabric.core.execution.model import Start
 from flowfabric.core.limit.budget import Ledger, Reservation
-from flowfabric.core.limit.quota import Quota, Use, Uses
-from flowfabric.core.limit.release import Candidate, Line, QuotaView
+from flowfabric.core.limit.quota import Use, Uses
+from flowfabric.core.limit.release import Line
 from flowfabric.core.limit.spend import Charge
+from flowfabric.store.queries import ServedLines
 from flowfabric.store.readable import UNREADABLE, named, unreadable
 
 Row = tuple[Any, ...]
@@ -62,30 +62,13 @@ def servable(lines: Iterable[Line], damaged: Collection[str]) -> list[Line]:
     return [line for line in lines if not any(use.quota in damaged for use in line.uses)]
 
 
-def view_by_key(quota: Quota, served: int | None, rows: Iterable[Row]) -> QuotaView | None:
-    """The view of a quota that limits keys only, from rows of candidates: queue, turn and uses of
-    the line, its slots in use; id, version, rank and start. None if a line uses another quota as
-    well: then more has to be read."""
-    cap = quota.concurrency_per_key or 0
-    lines: dict[int, tuple[int, Uses, int]] = {}
-    waiting: dict[int, list[Candidate]] = {}
-    for queue, turn, line, slots, id, version, rank, start in rows:
-        found = waiting.get(queue)
-        if found is None:
-            uses = read_uses(line)
-            if len(uses) > 1:
-                return None
-            lines[queue] = (turn, uses, int(slots))
-            found = waiting[queue] = []
-        if len(found) < cap - slots:
-            found.append(Candidate(id, version, rank, start != Start.CONTINUE))
-    return QuotaView(
-        quotas={quota.name: quota},
-        lines=[Line(id, uses, turn, waiting[id]) for id, (turn, uses, _) in lines.items()],
-        held=[(uses, slots) for _, uses, slots in lines.values() if slots],
-        served={} if served is None else {quota.name: served},
-        by_key=True,
-    )
+def served_lines(
+    version: int, turn: int, picked: int, room: dict[int, int], moved: Sequence[int]
+) -> ServedLines:
+    """From the room there was in each line, and the lines of those that were moved."""
+    for queue in moved:
+        room[queue] -= 1
+    return ServedLines(version, turn, picked, len(moved), room)
 
 
 def ledger_row(ledger: Ledger) -> Row:

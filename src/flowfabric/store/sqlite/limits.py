@@ -15,22 +15,30 @@ from flowfabric.core.limit.release import (
     Candidate,
     Key,
     Line,
-    Move,
+    OpenLine,
     QuotaView,
     Release,
     StartsBack,
     Window,
+    latest_turn,
     one_key,
 )
+from flowfabric.core.limit.release import serve as decide
 from flowfabric.store.contract import MAX_BATCH
-from flowfabric.store.queries import Crowd, QueueCount, QuotaViewRequest
+from flowfabric.store.queries import (
+    Crowd,
+    LinesRequest,
+    QueueCount,
+    QuotaViewRequest,
+    ServedLines,
+)
 from flowfabric.store.readable import readable
 from flowfabric.store.rows.limit import (
     known_uses,
     queue_rows,
     read_uses,
     servable,
-    view_by_key,
+    served_lines,
 )
 from flowfabric.store.rows.record import QUOTAS
 from flowfabric.store.sqlite.reads import numbers, route_numbers
@@ -46,8 +54,6 @@ def put_queues(session: SqliteSession, queues: Sequence[tuple[int, Uses]]) -> No
 
 def quota_view(session: SqliteSession, ask: QuotaViewRequest) -> QuotaView:
     """One read transaction, so everything is of one moment."""
-    if ask.by_key and (by_key := _view_by_key(session, ask)) is not None:
-        return by_key
     lines = _lines(session, ask)
     used = {(use.quota, use.key) for line in lines for use in line.uses}
     names = {ask.quota} | {quota for quota, _ in used}
@@ -61,7 +67,7 @@ def quota_view(session: SqliteSession, ask: QuotaViewRequest) -> QuotaView:
         lines=lines,
         held=_held(session, known, used) if lines else [],
         admitted=_admitted(session, known, used, ask.now),
-        served=dict(session.rows("latest_turns", {"quotas": encode(list(names)).decode()})),
+        served=dict(session.rows("latest_turns", {"names": encode(list(names)).decode()})),
     )
 
 
@@ -72,14 +78,33 @@ def release(session: SqliteSession, release: Release) -> set[UUID] | None:
         return None
     if release.turns and session.given("missing_queues", list(release.turns)).fetchall():
         return None
-    moved = _move(session, release.moves)
+    moved = _move(session, [(move.uuid.bytes, move.version, move.at) for move in release.moves])
     if versions:
         session.execute("counted_quotas", {"names": encode(list(release.versions)).decode()})
     session.each("served_queues", [(turn, *key) for key, turn in release.turns.items()])
     session.each("forgotten_admissions", release.forget.items())
     admissions = [(*noted, count) for noted, count in release.admissions.items()]
     session.insert("new_admissions", admissions)
-    return {read_uuid(id) for id in moved}
+    return {read_uuid(id) for id, _ in moved}
+
+
+def serve(session: SqliteSession, ask: LinesRequest) -> ServedLines | None:
+    """The writer is alone, so the rule can decide here."""
+    quota = _keys_only(session, ask.quota)
+    if quota is None:
+        return None
+    room, lines = _open_lines(session, ask, quota.concurrency_per_key or 0)
+    names = {"names": encode([ask.quota]).decode()}
+    served = dict(session.rows("latest_turns", names))
+    turn = latest_turn(quota, served.get(ask.quota))
+    decided = decide(lines, turn, ask.now, ask.most)
+    moved = _move(session, [(id, None, at) for id, at in decided.moves])
+    if moved:
+        turn = decided.turn
+        session.execute("served_queues", (turn, ask.quota, decided.queue))
+    session.execute("counted_quotas", names)
+    picked = sum([len(line.waiting) for line in lines])
+    return served_lines(quota.version + 1, turn, picked, room, [queue for _, queue in moved])
 
 
 def take_starts_back(session: SqliteSession, starts: Sequence[StartsBack]) -> None:
@@ -134,6 +159,7 @@ def trim_limits(
     """Deletes those of the idle queues that still are, and admissions and charges of the past."""
     gone = 0
     for id in idle:
+        session.execute("counted_idle_queue", {"id": id})
         gone += session.execute("trimmed_queues", {"id": id}).rowcount
     for name, window in _windows(session.rows("admission_quotas")):
         values = {"quota": name, "until": forgotten - window, "limit": limit - gone}
@@ -143,25 +169,37 @@ def trim_limits(
     return gone + session.execute("trimmed_charges", charges).rowcount
 
 
-def _view_by_key(session: SqliteSession, ask: QuotaViewRequest) -> QuotaView | None:
-    """None if the quota has other limits, a line uses another one, or something cannot be read:
-    then all has to be seen."""
-    docs = session.given_to(session.records.fill("records", QUOTAS), [(ask.quota,)])
+def _keys_only(session: SqliteSession, name: str) -> Quota | None:
+    """The quota if it limits keys only; None also if it cannot be read."""
+    docs = session.given_to(session.records.fill("records", QUOTAS), [(name,)])
     try:
-        quota = QUOTAS.by_key(docs).get(ask.quota)
-        if quota is None or not quota.only_keys:
-            return None
-        queues = encode(ask.queues or ()).decode()
-        values = {"quota": ask.quota, "queues": queues, "cap": quota.concurrency_per_key}
-        rows = session.rows("lines_with_room", {**values, **_shut(session, ask)})
-        served = dict(session.rows("latest_turns", {"quotas": encode([ask.quota]).decode()}))
-        found = ((*row[:4], read_uuid(row[4]), *row[5:]) for row in rows)
-        return view_by_key(quota, served.get(ask.quota), found)
+        quota = QUOTAS.by_key(docs).get(name)
     except Corruption:
         return None
+    return quota if quota is not None and quota.only_keys else None
 
 
-def _shut(session: SqliteSession, ask: QuotaViewRequest) -> dict[str, str | None]:
+def _open_lines(
+    session: SqliteSession, ask: LinesRequest, cap: int
+) -> tuple[dict[int, int], list[OpenLine]]:
+    """The room of each line, and the lines with candidates for it."""
+    values = {"quota": ask.quota, "queues": encode(ask.queues).decode(), "cap": cap}
+    room: dict[int, int] = {}
+    lines: dict[int, tuple[int, list[tuple[int, bytes]]]] = {}
+    for queue, turn, held, rank, id in session.rows(
+        "lines_with_room", {**values, **_shut(session, ask)}
+    ):
+        left = room.get(queue)
+        if left is None:
+            left = room[queue] = max(0, cap - held)
+            lines[queue] = turn, []
+        waiting = lines[queue][1]
+        if id is not None and len(waiting) < left:
+            waiting.append((rank, id))
+    return room, [OpenLine(queue, *line) for queue, line in lines.items() if line[1]]
+
+
+def _shut(session: SqliteSession, ask: QuotaViewRequest | LinesRequest) -> dict[str, str | None]:
     if ask.closed or ask.draining:
         session.learn_routes()
     return {
@@ -245,14 +283,15 @@ def _admitted(
     return found
 
 
-def _move(session: SqliteSession, moves: Sequence[Move]) -> list[bytes]:
-    """From `parked` to `ready`, as `core.execution.gate.admit` with the limits gate open."""
-    moved: list[bytes] = []
+def _move(
+    session: SqliteSession, moves: Sequence[tuple[bytes, int | None, Millis]]
+) -> list[tuple[bytes, int]]:
+    """From `parked` to `ready`, as `core.execution.gate.admit` with the limits gate open: each id
+    that was moved, and its queue."""
+    moved: list[tuple[bytes, int]] = []
     for start in range(0, len(moves), MAX_BATCH):
-        part = moves[start : start + MAX_BATCH]
-        given = [(move.uuid.bytes, move.version, move.at) for move in part]
-        found = [id for (id,) in session.given("released", given).fetchall()]
+        found = session.given("released", moves[start : start + MAX_BATCH]).fetchall()
         if found:
-            session.among("gone_parked", found)
+            session.among("gone_parked", [id for id, _ in found])
         moved += found
     return moved

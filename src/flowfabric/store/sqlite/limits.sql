@@ -36,10 +36,10 @@ where exists (
     -- include: waiting_line
 
 -- name: lines_with_room
--- Of these queues, of a quota that limits the concurrency of each key to :cap and nothing else, those
--- with a free slot, and the best :cap of each.
+-- Of these queues, of a quota that limits the concurrency of each key to :cap and nothing else: how
+-- many slots of its key are held, and the best :cap of each that has a free one.
 with counted as materialized (
-    select q.id, q.turn, q.uses, (
+    select q.id, q.turn, (
         select sum(
             (select count(*) from ready where queue = s.id)
             + (select count(*) from lease where queue = s.id)
@@ -48,18 +48,16 @@ with counted as materialized (
     ) as held
     from json_each(:queues) as wanted
     cross join queue as q on q.quota = :quota and q.id = wanted.value
-    where exists (select 1 from parked as w where w.queue = q.id and w.gate = 8)
 )
-select c.id, c.turn, c.uses, c.held, p.id, p.version, p.rank, p.start
+select c.id, c.turn, c.held, p.rank, p.id
 from counted as c
-cross join parked as p on p.id in (
+left join parked as p on c.held < :cap and p.id in (
     select p.id from parked as p
     where p.queue = c.id and p.gate = 8
         -- include: can_be_taken
     order by p.rank, p.id
     limit :cap
 )
-where c.held < :cap
 order by c.id, p.rank, p.id
 
 -- name: line_candidates
@@ -84,7 +82,7 @@ from (
     select n.value as name, (
         select max(q.turn) from queue as q indexed by queue_turn where q.quota = n.value
     ) as turn
-    from json_each(:quotas) as n
+    from json_each(:names) as n
 )
 where turn is not null
 
@@ -145,8 +143,8 @@ where q.id is null
 update quota set version = version + 1 where name in (select value from json_each(:names))
 
 -- name: released
--- Those that still wait for their limits become ready. The moment of admission takes the place of the
--- creation in the rank.
+-- Those that still wait for their limits become ready, with any version if none is given. The moment
+-- of admission takes the place of the creation in the rank.
 with given (id, version, at) as (values (?, ?, ?))
 insert or fail into ready (
     id, version, epoch, rank, flags, attempt, start, life,
@@ -156,9 +154,9 @@ select distinct
     p.id, p.version + 1, p.epoch, p.rank - e.created_at + g.at, p.flags, p.attempt, p.start, p.life,
     e.route, p.timeout, 0, null, null, p.queue
 from given as g
-cross join parked as p on p.id = g.id and p.version = g.version and p.gate = 8
+cross join parked as p on p.id = g.id and p.version = coalesce(g.version, p.version) and p.gate = 8
 cross join execution as e on e.id = p.id
-returning id
+returning id, queue
 
 -- name: served_queues
 update queue set turn = ? where quota = ? and id = ?
@@ -225,14 +223,25 @@ where not exists (select 1 from parked where queue = q.id)
     and not exists (select 1 from lease where queue = q.id)
 limit :limit
 
--- name: trimmed_queues
--- Checked again: an execution may have joined since. All rows of a queue are deleted together: with
--- some of them its slots would count for some quotas only.
-delete from queue
-where id = :id
+-- part: still_idle
+-- Checked again: an execution may have joined the queue since.
     and not exists (select 1 from parked where queue = :id)
     and not exists (select 1 from ready where queue = :id)
     and not exists (select 1 from lease where queue = :id)
+
+-- name: counted_idle_queue
+-- The versions of its quotas move: a process that knows the queue must not admit a run to it, because
+-- a slot of a queue without rows is not counted.
+update quota set version = version + 1
+where name in (select quota from queue where id = :id)
+-- include: still_idle
+
+-- name: trimmed_queues
+-- All rows of a queue are deleted together: with some of them its slots would count for some quotas
+-- only.
+delete from queue
+where id = :id
+-- include: still_idle
 
 -- name: admission_quotas
 -- The quotas with admissions, from one to the next, and what is known of them.

@@ -126,6 +126,7 @@ class SqliteStore:
     _put_correction = _writing(upkeep.put_correction)
 
     submit = _batched(submissions.submit)
+    submit_and_admit = _batched(submissions.submit_and_admit)
     known = _reading(submissions.known)
     inbox = _reading(submissions.inbox)
     admit = _batched(submissions.admit)
@@ -168,6 +169,7 @@ class SqliteStore:
     put_queues = _writing(limits.put_queues)
     quota_view = _reading(limits.quota_view)
     release = _writing(limits.release)
+    serve = _writing(limits.serve)
     crowds = _reading(limits.crowds)
     queue_counts = _reading(limits.queue_counts)
     ahead_of = _reading(limits.ahead_of)

@@ -4,10 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+from msgspec.json import encode
+
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Ready
 from flowfabric.core.execution.submission import Creation
+from flowfabric.core.limit.at_submission import Admissions
 from flowfabric.store.queries import InboxEntry
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.sqlite.session import SqliteSession, id_bytes, keyed, read_uuid
@@ -23,6 +26,17 @@ def submit(
     else:
         _insert(session, by_id)
     return [known.get(id) for id in by_id]
+
+
+def submit_and_admit(
+    session: SqliteSession, creations: Sequence[Creation], admissions: Admissions, now: Millis
+) -> tuple[list[ExecutionId | None], bool]:
+    """The writer is alone, so comparing the versions is enough."""
+    if session.given("quota_versions", list(admissions.versions.items())).fetchall():
+        return submit(session, creations, now), False
+    names = encode(list(admissions.versions)).decode()
+    session.execute("counted_quotas", {"names": names})
+    return submit(session, admissions.written(creations), now), True
 
 
 def read_id(session: SqliteSession, row: Sequence[Any]) -> ExecutionId:

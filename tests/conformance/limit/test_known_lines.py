@@ -1,0 +1,223 @@
+"""Runs that are admitted in the commit that creates them, because their process knows room in their
+line; and what it knows when other processes take that room, give it back, or die."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from flowfabric.core.base.errors import Unavailable
+from tests.kit.lab import Lab
+from tests.kit.limiting import began, crowd, define, finish, keys_of, one, settled, slots, using
+from tests.kit.race import Race
+
+KEY = ("q", "k")
+
+
+@pytest.fixture
+async def race(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Race]:
+    race = Race(lab, monkeypatch)
+    yield race
+    assert race.left == 0, "the rival was never let in"
+
+
+class Looks:
+    """Counts the looks at lines of a process."""
+
+    def __init__(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        serve = lab.engine.store.serve
+
+        async def counted(ask: Any) -> Any:
+            self.count += 1
+            return await serve(ask)
+
+        monkeypatch.setattr(lab.engine.store, "serve", counted)
+
+
+async def acquainted(lab: Lab, cap: int = 1) -> None:
+    """A quota whose line of one key is empty, as this process knows."""
+    await define(lab, concurrency_per_key=cap)
+    await finish(lab, await began(lab, KEY))
+    await finish(lab, await began(lab, KEY))
+
+
+async def test_a_run_that_finds_room_is_ready_when_it_is_created(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C-T94: no look at its line is needed, and its state says so at once"""
+    await acquainted(lab, cap=2)
+    looks = Looks(lab, monkeypatch)
+    ids = [await lab.submit(policy=using(KEY)) for _ in range(2)]
+    assert [await lab.state(id) for id in ids] == ["waiting", "waiting"]
+    assert [claim.id for claim in await lab.claim(limit=9)] == ids
+    assert looks.count == 0
+
+
+async def test_a_run_that_finds_its_line_full_waits_for_the_next_ending(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I-28: without a look that would find nothing"""
+    await acquainted(lab)
+    claim = await began(lab, KEY)
+    looks = Looks(lab, monkeypatch)
+    id = await one(lab, KEY)
+    assert (await lab.state(id), looks.count) == ("rate_limited", 0)
+    await finish(lab, claim)
+    assert looks.count == 1
+    assert (await lab.claim_one()).id == id
+
+
+async def test_keys_of_one_submission_are_admitted_each_by_its_own_room(lab: Lab) -> None:
+    await define(lab, concurrency_per_key=2)
+    for _ in range(2):
+        for key in "ab":
+            await crowd(lab, 2, ("q", key))
+        for claim in await lab.claim(limit=9):
+            await finish(lab, claim)
+    ids = [await one(lab, ("q", key)) for key in "aaabbc"]
+    claims = await lab.claim(limit=9)
+    assert keys_of(claims) == {"a": 2, "b": 2, "c": 1}
+    assert await lab.state(ids[2]) == "rate_limited"
+
+
+async def test_two_processes_that_know_the_same_room_give_it_away_once(
+    lab: Lab, second_lab: Lab
+) -> None:
+    """I-27: both have seen the empty line; the version of the quota tells the second"""
+    await acquainted(lab)
+    await finish(second_lab, await began(second_lab, KEY))
+    await finish(lab, await began(lab, KEY))
+    await asyncio.gather(*(each.submit(policy=using(KEY)) for each in (lab, second_lab) * 3))
+    await settled(second_lab)
+    assert await slots(lab) == (1, 5)
+    for left in (4, 3, 2, 1, 0):
+        (claim,) = await lab.claim(limit=9)
+        await finish(second_lab if left % 2 else lab, claim)
+        assert await slots(lab) == (1, left)
+
+
+async def test_a_rival_that_takes_the_room_between_decision_and_commit(
+    lab: Lab, second_lab: Lab, race: Race
+) -> None:
+    """I-27: the run waits, and is not forgotten"""
+    await acquainted(lab)
+
+    async def rival() -> None:
+        await one(second_lab, KEY)
+
+    race.before("submit_and_admit", rival)
+    late = await one(lab, KEY)
+    assert await slots(lab) == (1, 1)
+    assert await lab.state(late) == "rate_limited"
+    await finish(lab, await lab.claim_one())
+    assert (await lab.claim_one()).id == late
+
+
+async def test_room_that_another_process_finds_in_a_full_line_is_not_missed(
+    lab: Lab, second_lab: Lab, race: Race
+) -> None:
+    """I-28: this process knows the line as full and would not look; meanwhile the other one ends
+    the run and finds no other in the line"""
+    await acquainted(lab)
+    claim = await began(lab, KEY)
+
+    async def rival() -> None:
+        await finish(second_lab, claim)
+
+    race.before("submit_and_admit", rival)
+    id = await one(lab, KEY)
+    assert (await lab.claim_one()).id == id
+
+
+async def test_room_that_another_process_finds_beside_a_second_quota_is_not_missed(
+    lab: Lab, second_lab: Lab, race: Race
+) -> None:
+    """I-28: the same if the other process knows lines that use two quotas, and looks at all"""
+    await define(lab, "r", concurrency=9)
+    await acquainted(lab)
+    claim = await began(second_lab, KEY, "r")
+    await lab.engine.executions.cancel(await one(lab, KEY), reason="enough")
+
+    async def rival() -> None:
+        await finish(second_lab, claim)
+
+    race.before("submit_and_admit", rival)
+    id = await one(lab, KEY)
+    assert (await lab.claim_one()).id == id
+
+
+async def test_what_was_known_ends_with_other_limits(lab: Lab, second_lab: Lab) -> None:
+    """I-29: the other process lowers the limit, deletes the quota and creates it again"""
+    await acquainted(lab, cap=3)
+    await define(second_lab, concurrency_per_key=1)
+    await crowd(lab, 3, KEY)
+    assert await slots(lab) == (1, 2)
+    await second_lab.engine.quotas.delete("q")
+    await settled(second_lab)
+    assert len(await lab.claim(limit=9)) == 3
+    await define(second_lab, concurrency_per_key=4)
+    await crowd(lab, 3, KEY)
+    assert await slots(lab) == (4, 2)
+
+
+async def test_an_empty_line_that_was_tidied_away_counts_its_slots(
+    lab: Lab, second_lab: Lab
+) -> None:
+    """I-27: the process still knows its room"""
+    await acquainted(lab)
+    now = lab.clock.now()
+    assert await second_lab.engine.store.trim_limits(now, now, 99)
+    await crowd(lab, 3, KEY)
+    await lab.engine.sweep.once()
+    assert await slots(lab) == (1, 2)
+
+
+async def test_a_process_that_dies_after_an_ending_leaves_its_room_to_the_sweep(
+    lab: Lab, second_lab: Lab
+) -> None:
+    """I-28: no look follows the ending, and the other process knows the line as full"""
+    await acquainted(lab)
+    claim = await began(lab, KEY)
+    second_lab.engine._releases.committed = lambda commit: None  # type: ignore[method-assign]
+    await finish(second_lab, claim)
+    id = await one(lab, KEY)
+    await lab.engine.sweep.once()
+    assert (await lab.claim_one()).id == id
+
+
+async def test_a_look_that_failed_leaves_nothing_known(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I-28: the slot was freed, so the next run is followed by a look"""
+    await acquainted(lab)
+    claim = await began(lab, KEY)
+
+    async def gone(ask: Any) -> Any:
+        raise Unavailable("gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(lab.engine.store, "serve", gone)
+        await finish(lab, claim)
+    id = await one(lab, KEY)
+    assert (await lab.claim_one()).id == id
+
+
+async def test_runs_with_keys_of_their_own_are_admitted_after_their_commit(lab: Lab) -> None:
+    """Such a submission may wait for another session, and holds no quota meanwhile."""
+    await acquainted(lab)
+    id = await one(lab, KEY, key="order-7")
+    assert (await lab.claim_one()).id == id
+    assert await slots(lab) == (1, 0)
+
+
+async def test_a_paused_lane_gets_no_slot(lab: Lab) -> None:
+    """The slot stays for runs that can be claimed."""
+    await acquainted(lab)
+    await lab.engine.lanes.pause("slow")
+    await lab.engine._releases.closed.refresh()
+    closed = await one(lab, KEY, lane="slow")
+    open = await one(lab, KEY)
+    assert (await lab.claim_one()).id == open
+    assert await lab.state(closed) == "rate_limited"
