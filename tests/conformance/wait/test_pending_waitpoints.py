@@ -144,6 +144,9 @@ async def test_the_id_of_a_waitpoint_is_used_by_one_execution(lab: Lab) -> None:
             await pending(lab, claim, id=id)
         with pytest.raises(WaitpointExists):
             await suspend(lab, claim, wait_on(lab, GO, Binding(id=id, key=GO)))
+        either = Binding(id=id, key=GO, use=WaitpointUse.EITHER)
+        with pytest.raises(WaitpointExists):
+            await suspend(lab, claim, wait_on(lab, GO, either))
     assert await lab.engine.suspensions.waitpoints(claim.id) == []
     own = await pending(lab, claim)
     for id in taken:

@@ -264,9 +264,10 @@ def needs_to_suspend(
 
 def unique_ids(request: Suspend) -> tuple[UUID, ...]:
     """The ids that no waitpoint of another execution may have. EITHER is for ids that are made of
-    the execution's own, so they need not be looked for."""
+    the execution's own, where the waitpoint is lasting: those need not be looked for."""
     either = WaitpointUse.EITHER
-    return tuple([binding.id for binding in request.bindings if binding.use is not either])
+    bindings = request.bindings
+    return tuple([each.id for each in bindings if each.use is not either or not each.lasting])
 
 
 def known_to_suspend(
