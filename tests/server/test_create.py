@@ -20,7 +20,7 @@ URL = "/v1/executions"
     "wrong",
     [
         {"policy": {"routing_requirements": "x"}},
-        {"policy": {"retry_policy": {"backoff": {"type": "never"}}}},
+        {"policy": {"retry_policy": {"backoff": {"type": 7}}}},
         {"policy": {"budget_ids": [NOBODY]}},
         {"lane_id": ""},
         {"tags": {"BAD KEY": "x"}},

@@ -201,9 +201,9 @@ async def test_quotas_and_budgets_are_named_by_task_and_by_call(bench: Bench) ->
     run = await more.submit()
     assert await uses(bench, run) == {"api": "ada", "disk": ""}
     assert await budgets(bench, run) == ("team", "extra")
-    with pytest.raises(NotFound, match="quota 'apii'"):
+    with pytest.raises(NotFound, match="quota apii"):
         await job.with_options(quotas=["apii"]).submit()
-    with pytest.raises(NotFound, match="budget 'teem'"):
+    with pytest.raises(NotFound, match="budget teem"):
         await job.with_options(budgets=["teem"]).submit()
     with pytest.raises(Invalid, match="quotas must be a list"):
         await job.with_options(quotas="api").submit()

@@ -126,7 +126,7 @@ async def test_a_handler_that_swallows_its_cancellation_is_left_behind(
 
     worker, running = await start(fabric, drain=0.05)
     run = await job.submit()
-    await until(lambda: worker.active)
+    await until(lambda: [each for each in worker.active.values() if each.job is not None])
     job_task = next(iter(worker.active.values())).job
     worker.stop()
     await asyncio.wait_for(running, 4)

@@ -49,7 +49,7 @@ class ManualWorker(Worker):
         """Keeps every lease and stops the handlers of those that are gone, as a heartbeat would."""
         for active in list(self.active.values()):
             try:
-                answer = await self.engine.claims.renew(active.claim, ttl)
+                answer = await self.engine.claims.renew(active.claim, ttl, record=False)
                 active.lease.renewed(answer.expires_at, time.monotonic())
                 await self._tell(active)
             except FlowFabricError:

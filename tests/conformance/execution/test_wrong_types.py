@@ -226,7 +226,7 @@ def special(lab: Lab, world: World) -> dict[str, dict[str, Any]]:
         "flows.create": {"id": fresh_id(lab)},
         "flows.declare": {"id": fresh_id(lab), "graph": graph,
                           "parent": Parent(world.claim.id, "done")},
-        "flows.set_join": {"policy": AnyOf()},
+        "flows.set_join": {"policy": AnyOf()}, "flows.stage_only": {"expected_revision": 1},
         "flows.acknowledge": {"id": world.member}, "flows.join": {"id": world.waiting},
         "flows.apply": {"edge": world.edge.id, "input": None},
         "flow_views.edge": {"edge": world.edge.id},

@@ -103,17 +103,20 @@ class KnownLines(Service):
             self._quotas[ask.quota] = KnownQuota(served.version, turn, known.room)
             return served
 
-    def released(self, release: Release) -> None:
-        """Forgets the lines of a release that has looked at all lines."""
+    def released(self, release: Release, *, keep: bool) -> None:
+        """Forgets the quotas of a release that has looked at all lines: if a key has two lines, it
+        may have given the room of one to the other, and a line in which no run waits may have room
+        that it did not see. With `keep`, each key has one line, and lines that have room again are
+        looked at next: then only the lines that were served are forgotten."""
         for quota, version in release.versions.items():
             known = self._quotas.pop(quota, None)
-            if known is not None and known.version == version:
+            if keep and known is not None and known.version == version:
                 for name, queue in release.turns:
                     if name == quota:
                         known.room.pop(queue, None)
                 self._quotas[quota] = replace(known, version=version + 1)
 
-    async def looked(self, view: QuotaView) -> bool:
+    async def looked(self, view: QuotaView, *, keep: bool) -> bool:
         """Moves the versions after a look at all lines that admits no run, as `serve` does: another
         process may know a line as full in which there is room now. False if a rival was faster."""
         versions = {name: quota.version for name, quota in view.quotas.items() if quota.only_keys}
@@ -122,7 +125,7 @@ class KnownLines(Service):
         looked = Release(versions=versions)
         if await self._context.store.release(looked) is None:
             return False
-        self.released(looked)
+        self.released(looked, keep=keep)
         return True
 
     def forget(self, quota: str) -> None:

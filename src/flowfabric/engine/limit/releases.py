@@ -99,6 +99,7 @@ class Releases(Service):
 
     def gone(self, name: str) -> None:
         """Admits what waited for a deleted quota."""
+        self.lines.forget(name)
         self._dirty[name] = None
         self._start()
 
@@ -257,15 +258,16 @@ class Releases(Service):
             async with self.lines.turns:
                 view = await self._context.store.quota_view(ask)
                 self._learn(view)
+                keep = once and self._shared.isdisjoint(view.quotas)
                 decided = release(view, now, MAX_MOVES)
                 self._wake_at(quota, decided.next_at)
                 if not decided.moves:
                     _tell_refused(view, decided)
-                    return None if await self.lines.looked(view) else RACE_LOST
+                    return None if await self.lines.looked(view, keep=keep) else RACE_LOST
                 moved = await self._context.store.release(decided)
                 if moved is None:
                     return RACE_LOST
-                self.lines.released(decided)
+                self.lines.released(decided, keep=keep)
             return len(moved)
 
         try:

@@ -95,8 +95,9 @@ select made.id from made
 
 -- name: admitted_executions
 -- The same with new executions that go through their quotas at once, if the quotas $38 still have
--- the versions $39; otherwise they wait in their lines, and so they do if another session has a lock on a
--- quota. The second column tells whether the versions stood.
+-- the versions $39; otherwise they wait in their lines. So they do if another session has a lock on a
+-- quota, or if a run waits in one of their lines: it may have come after the last look, and is not
+-- overtaken. The second column tells whether they went through.
 with locked as materialized (
     select q.name, q.version from {schema}.quota q
     where q.name = any($38::text[])
@@ -104,7 +105,12 @@ with locked as materialized (
     for no key update skip locked
 ),
 compared as materialized (
-    select count(*) = cardinality($38) as stands
+    select count(*) = cardinality($38) and not exists (
+        select from (select distinct n from unnest($46::bigint[]) as u (n)) a
+        cross join lateral (
+            select from {schema}.parked p where p.queue = a.n and p.gate = 8 limit 1
+        ) w
+    ) as stands
     from unnest($38::text[], $39::bigint[]) as g (name, version)
     join locked on locked.name = g.name and locked.version = g.version
 ),

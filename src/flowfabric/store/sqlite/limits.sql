@@ -133,6 +133,13 @@ select g.name from given as g
 left join quota as q on q.name = g.name
 where coalesce(q.version, 0) <> g.version
 
+-- name: occupied_queues
+-- One of these queues in which a run waits.
+select p.queue
+from json_each(:queues) as wanted
+cross join parked as p on p.queue = wanted.value and p.gate = 8
+limit 1
+
 -- name: missing_queues
 with given (quota, id) as (values (?, ?))
 select g.id from given as g

@@ -31,8 +31,13 @@ def submit(
 def submit_and_admit(
     session: SqliteSession, creations: Sequence[Creation], admissions: Admissions, now: Millis
 ) -> tuple[list[ExecutionId | None], bool]:
-    """The writer is alone, so comparing the versions is enough."""
-    if session.given("quota_versions", list(admissions.versions.items())).fetchall():
+    """The writer is alone, so comparing is enough. A run that waits in one of the lines may have
+    come after the last look, and is not overtaken."""
+    queues = encode([queue for lines in admissions.taken.values() for queue in lines]).decode()
+    if (
+        session.given("quota_versions", list(admissions.versions.items())).fetchall()
+        or session.row("occupied_queues", {"queues": queues}) is not None
+    ):
         return submit(session, creations, now), False
     names = encode(list(admissions.versions)).decode()
     session.execute("counted_quotas", {"names": names})
