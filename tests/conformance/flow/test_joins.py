@@ -459,6 +459,21 @@ async def test_an_upstream_that_runs_again_has_given_its_result(
     assert await inputs(flow, "z") == {"x": b"a"}
 
 
+@pytest.mark.parametrize("policy", [AnyOf(LET), Quorum(1, LET)], ids=str)
+async def test_an_upstream_that_succeeds_again_has_given_its_result(
+    lab: Lab, policy: JoinPolicy
+) -> None:
+    """Coordination.md 1.6, 1.16, I-16: the data is that of the success which fired the join"""
+    flow = await begin(lab, passing(("a", "z", "x"), z=policy))
+    await flow.complete("a")
+    for result in (b"second", b"third"):
+        lab.clock.advance(50)
+        await lab.engine.executions.replay(flow["a"])
+        await lab.complete(await flow.take("a"), result)
+        await flow.settled()
+        assert await inputs(flow, "z") == {"x": b"a"}
+
+
 async def test_a_terminal_child_is_given_nothing_new(lab: Lab) -> None:
     """C-T28, I-16: a late success does not touch what it was given"""
     flow = await begin(lab, passing(("a", "z", "x"), z=AllOf()))

@@ -146,7 +146,7 @@ async def _input(engine: Engine, claim: Claim) -> bytes:
     fired_at = None if isinstance(join.policy, AllOf) else join.fired_at
     passed = [
         (end.ended_at, uuid in last, uuid, end.result)
-        for uuid, end in (await passed_results(passing, upstreams, history)).items()
+        for uuid, end in (await passed_results(passing, upstreams, history, fired_at)).items()
         if end.result is not None and (fired_at is None or end.ended_at <= fired_at)
     ]
     return max(passed)[3] if passed else claim.payload
