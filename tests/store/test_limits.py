@@ -354,12 +354,27 @@ async def test_new_runs_wait_if_a_quota_has_another_version(bench: Bench) -> Non
 async def test_a_run_that_exists_already_is_not_created_again(bench: Bench) -> None:
     quota = await bench.quota("a", concurrency_per_key=2)
     creation, other = bench.creation({"a": "x"}), bench.creation({"a": "x"})
-    assert await bench.store.submit([creation], bench.now) == [None]
-    given = admissions({"a": quota.version}, creation, other)
+    given = admissions({"a": quota.version}, creation)
+    assert await bench.store.submit_and_admit([creation], given, bench.now) == ([None], True)
+    given = admissions({"a": quota.version + 1}, creation, other)
     existing, _ = await bench.store.submit_and_admit([creation, other], given, bench.now)
     assert existing == [creation.snapshot.execution.id, None]
-    assert await bench.load(creation.snapshot) == creation.snapshot
-    assert len(await bench.ready(other.snapshot)) == 1
+    assert len(await bench.ready(creation.snapshot, other.snapshot)) == 2
+
+
+async def test_new_runs_wait_if_one_waits_in_their_line(bench: Bench) -> None:
+    """It has come since the last look, and must not be overtaken."""
+    quota = await bench.quota("a", concurrency_per_key=2)
+    await bench.submit(1, {"a": "y"})
+    creation = bench.creation({"a": "x"})
+    given = admissions({"a": quota.version}, creation)
+    assert await bench.store.submit_and_admit([creation], given, bench.now) == ([None], True)
+    await bench.submit(1, {"a": "x"})
+    late = bench.creation({"a": "x"})
+    given = admissions({"a": quota.version + 1}, late)
+    assert await bench.store.submit_and_admit([late], given, bench.now) == ([None], False)
+    assert await bench.load(late.snapshot) == late.snapshot
+    assert await bench.version("a") == quota.version + 1
 
 
 async def test_windows_reach_as_far_back_as_the_longest_rate(bench: Bench) -> None:

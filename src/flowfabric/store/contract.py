@@ -155,9 +155,9 @@ class SubmissionStore(Protocol):
         self, creations: Sequence[Creation], admissions: Admissions, now: Millis
     ) -> tuple[list[ExecutionId | None], bool]:
         """As `submit`, for creations with new ids and without keys and steps. Those that are
-        admitted become ready (`admissions.admitted`), and each version becomes one
-        more, if every quota still has its version (True). Otherwise all are created as they are
-        (False). No wait for any other lock than those of the quotas."""
+        admitted become ready (`admissions.admitted`), and each version becomes one more, if every
+        quota still has its version and no run waits in their lines (True). Otherwise all are
+        created as they are (False). No wait for any other lock than those of the quotas."""
 
     async def known(
         self, id: UUID | None, namespace: str, key: str | None, now: Millis

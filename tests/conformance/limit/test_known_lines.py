@@ -148,6 +148,39 @@ async def test_room_that_another_process_finds_beside_a_second_quota_is_not_miss
     assert (await lab.claim_one()).id == id
 
 
+async def test_two_lines_of_one_key_share_its_room(lab: Lab) -> None:
+    """I-27: the process knows room in one line, and gives it to the other one of the same key"""
+    await define(lab, "r", concurrency=9)
+    await acquainted(lab)
+    await one(lab, KEY, "r")
+    await one(lab, KEY)
+    assert await slots(lab) == (1, 1)
+
+
+async def test_room_that_a_look_at_all_lines_finds_is_not_missed(lab: Lab) -> None:
+    """I-28: this process knows the line as full, ends the run, and looks at all lines, because one
+    of them uses two quotas; no run waits in them"""
+    await define(lab, "r", concurrency=9)
+    await acquainted(lab)
+    claim = await began(lab, KEY)
+    await lab.engine.executions.cancel(await one(lab, KEY, "r"), reason="enough")
+    await finish(lab, claim)
+    id = await one(lab, KEY)
+    assert (await lab.claim_one()).id == id
+
+
+async def test_a_run_that_came_before_is_not_overtaken(lab: Lab, second_lab: Lab) -> None:
+    """It waits without a look, because its process died; this one knows the line as empty"""
+    await acquainted(lab)
+    second_lab.engine._releases.committed = lambda commit: None  # type: ignore[method-assign]
+    first = await second_lab.submit(policy=using(KEY))
+    second = await one(lab, KEY)
+    claim = await lab.claim_one()
+    assert (claim.id, await slots(lab)) == (first, (1, 1))
+    await finish(lab, claim)
+    assert (await lab.claim_one()).id == second
+
+
 async def test_what_was_known_ends_with_other_limits(lab: Lab, second_lab: Lab) -> None:
     """I-29: the other process lowers the limit, deletes the quota and creates it again"""
     await acquainted(lab, cap=3)

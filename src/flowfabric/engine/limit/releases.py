@@ -253,8 +253,7 @@ class Releases(Service):
         async def round(number: int) -> int | Literal[RaceLost.RACE_LOST] | None:
             nonlocal view, decided
             now = self._now()
-            shut = closed.closed, closed.draining
-            ask = QuotaViewRequest(quota, among, lines, depth, now, *shut)
+            ask = QuotaViewRequest(quota, among, lines, depth, now, closed.closed, closed.draining)
             async with self.lines.turns:
                 view = await self._context.store.quota_view(ask)
                 self._learn(view)
