@@ -17,6 +17,7 @@ from flowfabric.core.limit.spend import BudgetLedger, Expense, spend
 from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.postgres.limits import FEW_SLOTS
+from flowfabric.store.postgres.submit import admitted_values
 from flowfabric.store.queries import InQueue, LedgerNeeds, LinesRequest
 from flowfabric.store.rows.record import LANES, QUOTAS
 from flowfabric.store.sql import load_migrations, load_queries
@@ -167,6 +168,22 @@ async def test_slots_are_counted_the_same_either_way(crowded: Bench) -> None:
     assert held == [[(queue(all="0"), 1)]] * 3
 
 
+async def test_a_submission_asks_each_line_by_the_index_whether_a_run_waits(
+    crowded: Bench,
+) -> None:
+    creations = [crowded.creation({"each": str(i)}) for i in range(20)]
+    snapshots = [creation.snapshot for creation in creations]
+    lines = {queue(each=str(i)): 1 for i in range(20)}
+    given = at_submission(snapshots, crowded.now, {"each": KnownQuota(1, 0, lines)}, ())
+    book = crowded.store.session.book
+    await book.need_routes({snapshot.execution.route for snapshot in snapshots})
+    values = admitted_values(creations, given, crowded.now, book.names)
+    for settings in (PINNED, FREE):
+        steps = await plan(crowded, settings, "admitted_executions", *values)
+        assert "using parked_queue on parked" in steps
+        assert most_read(steps) <= 20
+
+
 async def test_crowds_go_from_queue_to_queue(crowded: Bench) -> None:
     steps = await plan(crowded, PINNED, "crowds", -1, 10)
     assert "Seq Scan" not in steps
@@ -255,6 +272,28 @@ async def test_of_two_releases_at_once_one_is_told_to_look_again(bench: Bench) -
     assert [count for _, count in after.held] == [2]
     assert after.admitted == {("a", ""): [(bench.now, 2)]}
     assert [quota.version for quota in after.quotas.values()] == [2, 2]
+
+
+async def test_a_line_that_gets_a_slot_while_it_is_tidied_away_stays(bench: Bench) -> None:
+    """The run is admitted while the tidying waits for the quota: a slot of a line without a row is
+    not counted, so that a line of the same key with another quota would take it again."""
+    quota = await bench.quota("a", concurrency_per_key=1)
+    await bench.store.put_queues([(queue(a="k"), uses_of(a="k"))])
+    run = await bench.one()
+    raw = await bench.raw()
+    await bench.store.session.sweep.run(wait_for_locks)
+    transaction = raw.transaction()
+    await transaction.start()
+    await raw.execute("update flowfabric.quota set version = version + 1")
+    tidying = asyncio.ensure_future(bench.store.trim_limits(bench.now, bench.now, 9))
+    await until_waiting(await bench.raw())
+    await raw.execute(
+        "update flowfabric.ready set queue = $1 where id = $2", queue(a="k"), uuid_of(run)
+    )
+    await transaction.commit()
+    assert await tidying == 0
+    assert await bench.slots(a="k") == 1
+    assert await bench.version("a") == quota.version + 1
 
 
 async def test_two_processes_that_serve_a_line_at_once_admit_no_more_than_it_has_room(

@@ -88,7 +88,11 @@ async def ahead_of(session: PostgresSession, queue: int, rank: int, uuid: UUID, 
 
 
 async def trim_limits(session: PostgresSession, now: Millis, forgotten: Millis, limit: int) -> int:
-    trimmed = len(await session.fetch(session.sweep, "trimmed_queues", limit))
+    idle = await session.fetch(session.sweep, "idle_queues", limit)
+    quotas, queues = sorted({row[0] for row in idle}), sorted({row[1] for row in idle})
+    trimmed = 0
+    if queues:
+        trimmed = await session.sweep.run(partial(_trim_queues, session, quotas, queues))
     for name, moment in (("trimmed_admissions", forgotten), ("trimmed_charges", now)):
         left = max(0, limit - trimmed)
         trimmed += len(await session.fetch(session.sweep, name, moment, left))
@@ -99,6 +103,19 @@ def _numbers(session: PostgresSession, routes: Sequence[Route]) -> list[int]:
     """Of the routes this process has seen: the asking one has read all there are."""
     known = session.book.names.route_numbers
     return [known[route] for route in routes if route in known]
+
+
+async def _trim_queues(
+    session: PostgresSession,
+    quotas: list[str],
+    queues: list[int],
+    connection: Connection,
+    repeated: bool,
+) -> int:
+    """Finding idle queues may take long, so the quotas are not locked for that."""
+    async with connection.transaction():
+        await connection.fetch(session.queries["locked_quotas"], quotas)
+        return len(await connection.fetch(session.queries["trimmed_queues"], quotas, queues))
 
 
 async def _take_starts_back(

@@ -482,34 +482,35 @@ select count(*) from (
     limit $4
 ) n
 
+-- name: idle_queues
+-- Queues without waiting executions and without slots in use, with each of their quotas.
+select q.quota, q.id from {schema}.queue q
+where q.id = any(array(
+    select distinct i.id from {schema}.queue i
+    where not exists (select from {schema}.parked p where p.queue = i.id)
+        and not exists (select from {schema}.ready r where r.queue = i.id)
+        and not exists (select from {schema}.lease l where l.queue = i.id)
+    limit $1
+))
+
 -- name: trimmed_queues
--- All rows of a queue together: with some of them its slots would count for some quotas only. The
--- versions of their quotas move, so that a release which has seen the rows is refused: a run may
--- have come to wait since this statement began.
-with idle as materialized (
-    select q.ctid as place, q.quota from {schema}.queue q
-    where q.id = any(array(
-        select distinct i.id from {schema}.queue i
-        where not exists (select from {schema}.parked p where p.queue = i.id)
-            and not exists (select from {schema}.ready r where r.queue = i.id)
-            and not exists (select from {schema}.lease l where l.queue = i.id)
-        limit $1
-    ))
-),
-moved as materialized (
-    select q.name from {schema}.quota q
-    where q.name = any(array(select idle.quota from idle))
-    order by q.name
-    for no key update
+-- Those of the queues $2 that still are idle. Their quotas $1 are locked by the statement before, so
+-- that no run gets a slot of such a queue meanwhile: it would not be counted. All rows of a queue go
+-- together: with some of them its slots would count for some quotas only. The versions move, so that a
+-- release which has seen the rows is refused: a run may have come to wait since this statement began.
+with gone as (
+    delete from {schema}.queue t
+    where t.id = any($2::bigint[])
+        and not exists (select from {schema}.parked p where p.queue = t.id)
+        and not exists (select from {schema}.ready r where r.queue = t.id)
+        and not exists (select from {schema}.lease l where l.queue = t.id)
+    returning t.id
 ),
 counted as (
-    update {schema}.quota set version = version + 1 where name = any(array(select moved.name from moved))
+    update {schema}.quota set version = version + 1
+    where name = any($1::text[]) and exists (select from gone)
 )
-delete from {schema}.queue t
-where t.ctid = any(array(
-    select idle.place from idle where (select count(*) from moved) is not null
-))
-returning t.id
+select gone.id from gone
 
 -- name: trimmed_admissions
 -- From one quota with admissions to the next; one that is gone, or has no rate, reaches none.

@@ -92,15 +92,7 @@ async def _create_admitted(
     """After a lost reply it is not known what stood: they wait, unless they exist already."""
     if repeated:
         return await _create(session, creations, now, connection, repeated), False
-    names, admitted = session.book.names, admissions.admitted
-    values = values_of(creations, now, names, but=admitted)
-    rows = [
-        _limited_row(creation.snapshot, ready, names)
-        for creation in creations
-        if (ready := admitted.get(_uuid(creation))) is not None
-    ]
-    values += columns(sorted(admissions.versions.items()), 2)
-    values += columns(rows, _LIMITED_WIDTH, shared=_SHARED_LIMITED)
+    values = admitted_values(creations, admissions, now, session.book.names)
     made = await insert_new(connection, session.queries["admitted_executions"], values)
     answers: Answers = dict.fromkeys([id for id, _ in made])
     if rest := [creation for creation in creations if _uuid(creation) not in answers]:
@@ -286,6 +278,23 @@ def values_of(
         *columns(parked, len(_PARKED), shared=_SHARED_PARKED),
         *columns(deadlines, 2),
         *columns(tags, 4),
+    ]
+
+
+def admitted_values(
+    creations: Sequence[Creation], admissions: Admissions, now: Millis, names: Names
+) -> list[Any]:
+    """The same of the statement that also admits."""
+    admitted = admissions.admitted
+    rows = [
+        _limited_row(creation.snapshot, ready, names)
+        for creation in creations
+        if (ready := admitted.get(_uuid(creation))) is not None
+    ]
+    return [
+        *values_of(creations, now, names, but=admitted),
+        *columns(sorted(admissions.versions.items()), 2),
+        *columns(rows, _LIMITED_WIDTH, shared=_SHARED_LIMITED),
     ]
 
 
