@@ -212,6 +212,24 @@ async def test_a_retry_names_the_category_of_what_failed(
     assert after.since(before, "ff_attempt_failures_total", **failed) == 1
 
 
+async def test_a_revoked_attempt_that_runs_out_of_time_counts_as_a_retry(
+    http: httpx.AsyncClient, engine: Engine, clock: ManualClock
+) -> None:
+    """execution.md 3.20: its timer goes on"""
+    before = await scrape(http)
+    policy = {"retry_policy": {"max_retries": 1}, "timeout_policy": {"attempt_timeout_ms": 500}}
+    await engine.executions.submit(Submission(kind="slow", lane="timed", policy=policy))
+    (claim,) = await engine.claims.claim(W1, lanes=["timed"])
+    await engine.claims.revoke(claim.id, reason="test")
+    clock.advance(500)
+    await engine.sweep.once()
+    after = await scrape(http)
+    assert after.since(before, "ff_attempt_outcome_total", lane="timed", outcome="retry") == 1
+    failed = {"task": "slow", "category": "timeout"}
+    assert after.since(before, "ff_attempt_failures_total", **failed) == 1
+    assert after.since(before, "ff_leases_lost_total", reason="revoked") == 1
+
+
 async def test_renewals_are_counted(http: httpx.AsyncClient, engine: Engine) -> None:
     before = await scrape(http)
     await engine.executions.submit(Submission(kind="work"))

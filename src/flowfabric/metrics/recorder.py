@@ -165,7 +165,7 @@ class _Tally:
             self._join(before, after)
         state = after.state
         if not isinstance(state, Ended):
-            if isinstance(before.state, Active):
+            if isinstance(before.state, Active) or _left_by_timer(before, after):
                 self._left(change, after)
         elif not isinstance(before.state, Ended):
             execution, outcome = after.execution, state.outcome
@@ -210,6 +210,11 @@ class _Tally:
             return
         if then is None or then.state is JoinState.PENDING:
             self._counts[(of.JOINS, (_policy(now.policy),))] += 1
+
+
+def _left_by_timer(before: Snapshot, after: Snapshot) -> bool:
+    """Whether an attempt whose lease was revoked before has exceeded its timeout now."""
+    return isinstance(before.state, Lost) and isinstance(after.state, Waiting | Ready)
 
 
 def _policy(policy: JoinPolicy) -> str:
