@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.status import PublicState
 from flowfabric.engine.engine import Engine
 from flowfabric.server.app import create_app
 from flowfabric.server.authentication import Authentication
@@ -22,6 +23,7 @@ from flowfabric.server.protocol import MAX_HEAD, GuardedProtocol
 from flowfabric.server.run import connections_allowed
 from tests.kit.http import EXECUTION, create, create_flow, error_of
 from tests.kit.http_server import serving
+from tests.kit.lab import Lab
 from tests.server.listening import Events, listening
 
 SOON = ServerOptions(request_timeout=Millis(150))
@@ -80,6 +82,26 @@ async def test_a_client_that_still_sends_gets_the_answer_to_a_large_body(
             writer.write(b" " * (1 << 20))
             await asyncio.wait_for(writer.drain(), 10)
         assert b'"payload_too_large"' in await asyncio.wait_for(reader.read(), 10)
+
+
+async def test_a_request_behind_a_refused_body_is_not_carried_out(lab: Lab) -> None:
+    """The client was told that the connection ends: it sends the request again elsewhere."""
+    engine, claim = lab.engine, await lab.running()
+    await lab.complete(claim)
+    context = ServerContext(engine, Authentication(engine, is_open=True))
+    size = 2 << 20
+    large = f"POST /v1/executions HTTP/1.1\r\n{JSON}Content-Length: {size}\r\n\r\n"
+    other = f"POST /v1/executions/{claim.id}/replay HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with (
+        serving(create_app(context), http=GuardedProtocol) as address,
+        connection(address) as (reader, writer),
+    ):
+        writer.write(large.encode() + b" " * (size - 10))
+        assert b" 413 " in await asyncio.wait_for(reader.readline(), 10)
+        writer.write(b" " * 10 + other.encode())
+        assert b"HTTP/1.1" not in await asyncio.wait_for(reader.read(), 10)
+        await asyncio.sleep(0.05)
+    assert await lab.state(claim.id) is PublicState.COMPLETED
 
 
 async def test_a_client_that_sends_an_endless_body_is_cut_off(hasty: str) -> None:

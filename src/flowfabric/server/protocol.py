@@ -152,6 +152,11 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._head or not self._reads_head:
             self._refuse(TRUNCATED)
 
+    def on_message_begin(self) -> None:
+        if self._lingers:
+            raise ValueError  # the client was told that the connection ends: nothing is carried out
+        super().on_message_begin()
+
     def on_url(self, url: bytes) -> None:
         self._grow(len(url))
         super().on_url(url)
