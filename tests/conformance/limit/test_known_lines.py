@@ -195,6 +195,15 @@ async def test_what_was_known_ends_with_other_limits(lab: Lab, second_lab: Lab) 
     assert await slots(lab) == (4, 2)
 
 
+async def test_nothing_is_kept_of_a_quota_that_is_gone(lab: Lab, second_lab: Lab) -> None:
+    """Quotas come and go, and each may have a hundred thousand lines."""
+    await acquainted(lab)
+    claim = await began(lab, KEY)
+    await second_lab.engine.quotas.delete("q")
+    await finish(lab, claim)
+    assert not lab.engine._releases.lines._quotas
+
+
 async def test_an_empty_line_that_was_tidied_away_counts_its_slots(
     lab: Lab, second_lab: Lab
 ) -> None:

@@ -90,7 +90,8 @@ class KnownLines(Service):
         that it had picked."""
         async with self.turns:
             served = await self._context.store.serve(ask)
-            if served is None:
+            if served is None:  # it is gone, or has other limits
+                self.forget(ask.quota)
                 return None
             known = self._quotas.get(ask.quota)
             if known is None or known.version + 1 != served.version or len(known.room) > MAX_LINES:
