@@ -2,7 +2,7 @@
 
 import pytest
 
-from flowfabric.core.base.errors import NotEligible
+from flowfabric.core.base.errors import NotEligible, Unavailable
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.limit.budget import Budget, Limit
@@ -63,6 +63,27 @@ async def test_a_search_that_finds_something_blocks_what_it_passed_over(lab: Lab
     found = await lab.engine.grants.find_and_issue("w1", lane="default")
     assert found is not None
     assert found.id == poor
+
+
+@pytest.mark.inside
+async def test_a_grant_is_told_whatever_becomes_of_the_runs_before_it(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Execution 3.5: a grant that nobody knows of would keep its run for as long as it lasts."""
+    await spend_all(lab)
+    poor = await lab.submit(policy=TEAM, priority=10)
+    rich = await lab.submit()
+
+    async def fail(*_: object) -> None:
+        raise Unavailable("the store is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lab.engine.grants._budget_gate._releases, "give_starts_back", fail)
+        found = await lab.engine.grants.find_and_issue("w1", lane="default")
+    assert found is not None
+    assert found.id == rich
+    assert await lab.engine.grants.find_and_issue("w1", lane="default") is None
+    assert (await lab.vector(poor)).eligibility == "blocked_by_budget"
 
 
 async def test_a_run_that_waits_for_its_budget_can_be_unblocked(lab: Lab) -> None:

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from flowfabric.core.base.errors import (
     Contention,
+    FlowFabricError,
     GrantExists,
     InvalidCapabilities,
     NotEligible,
@@ -146,11 +147,12 @@ class Grants(Service):
                     Claimable(name, place, self._now(), EXAMINED, grantee.capabilities)
                 )
                 granted, refused = await self._grant_first(candidates, issue)
-                if refused:
-                    await self._budget_gate.hold_back(refused)
                 if granted is not None:
+                    with suppress(FlowFabricError):  # the next search meets them again
+                        await self._budget_gate.hold_back(refused)
                     return granted
                 if refused:
+                    await self._budget_gate.hold_back(refused)
                     continue
                 if settled or not await self._rounds.settle(seen):
                     return None
