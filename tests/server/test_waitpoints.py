@@ -303,6 +303,22 @@ async def test_a_stranger_needs_a_token_whatever_the_body(
         assert reply.headers["www-authenticate"] == "Bearer"
 
 
+@pytest.mark.parametrize(
+    "change", [{"payload": "%"}, {"signal_name": ""}, {"execution_id": NOBODY}], ids=str
+)
+async def test_a_stranger_learns_what_is_wrong_with_a_valid_token_only(
+    http: httpx.AsyncClient, lab: Lab, change: dict[str, Any]
+) -> None:
+    """server-sdk.md 1.6"""
+    id, ticket = await suspended(http, lab)
+    wrong = {"waitpoint_token": "k:" + "0" * 64}
+    async with client_as(lab.engine, None) as outside:
+        url = f"{URL}/{id}/signal"
+        error_of(await outside.post(url, json=signal(ticket, **change, **wrong)), 401)
+        error_of(await outside.post(url, json=signal(ticket, **change)), 400)
+    assert (await http.get(f"{URL}/{id}/state")).json() == "suspended"
+
+
 REQUIRED = [
     "waitpoint_id",
     "signal_name",

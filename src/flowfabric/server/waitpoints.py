@@ -9,11 +9,13 @@ from msgspec import UNSET, Struct, UnsetType
 
 from flowfabric.core.access.token import AccessScope
 from flowfabric.core.base.errors import (
-    InvalidId,
+    FlowFabricError,
+    Invalid,
     InvalidToken,
     MissingCredentials,
     MissingToken,
     NotFound,
+    Unauthorized,
 )
 from flowfabric.core.base.numbers import MAX_COUNT
 from flowfabric.core.base.time import MAX_SPAN, Millis
@@ -198,11 +200,26 @@ async def deliver_signal(
     server do not learn which executions exist: with a wrong token they get 401."""
     try:
         return respond(await deliver(request, id, data))
-    except (InvalidToken, MissingToken, InvalidId, NotFound):
-        if anonymous(request):
+    except (Invalid, NotFound) as error:
+        if anonymous(request) and not await _has_token(request, id, data, error):
             text = "neither an access token nor the token of the waitpoint"
             raise MissingCredentials(text) from None
         raise
+
+
+async def _has_token(
+    request: Request[Any, Any, Any], id: str, data: DeliverSignal, refused: FlowFabricError
+) -> bool:
+    """Whether a signal that was refused came with a token of the waitpoint. What is wrong in the
+    rest of a body is found before its token is looked at."""
+    if isinstance(refused, Unauthorized | NotFound):  # one that expired or was used is a token
+        return not isinstance(refused, InvalidToken | MissingToken | NotFound)
+    try:
+        waitpoint = read_uuid_text(data.waitpoint_id, "waitpoint_id")
+        await engine_of(request).signals.look(read_id(id), waitpoint, data.waitpoint_token)
+    except Invalid:
+        return False
+    return True
 
 
 async def deliver(
