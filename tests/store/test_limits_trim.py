@@ -21,7 +21,8 @@ async def test_a_queue_trimmed_while_a_run_arrives_gives_no_slot_away(database: 
         await raw.execute("select from flowfabric.parked")  # the moment this transaction sees
         await bench.submit(1, {"a": "k"})
         decided = release(await bench.standing("a"), bench.now, 9)
-        assert await raw.fetch(inner.store.session.queries["trimmed_queues"], 9)
+        trimmed = inner.store.session.queries["trimmed_queues"]
+        assert await raw.fetch(trimmed, ["a"], [queue(a="k")])
         racing = asyncio.ensure_future(bench.store.release(decided))
         await until_waiting(await inner.raw())
         await transaction.commit()
