@@ -44,10 +44,6 @@ SECTIONS = {
     "Invariants of coordination": ("I-", range(1, 46)),
 }
 
-LATER = {
-    "telemetry": "C-T49",
-}
-
 OVERRIDDEN = {
     "the handle is our own opaque, signed text": "E-T017",
     "an active execution is reported as active to every kind of claim": "E-T062 E-T087",
@@ -58,7 +54,7 @@ OVERRIDDEN = {
     "a reclaim count cannot be negative": "E-T121",
     "literals of the original's store": "E-T327 E-T342 E-T343",
     "rows are locked by key order inside one statement, not by the caller": "INV-16",
-    "a worker at capacity does not ask": "E-T080 E-T081 C-T111",
+    "a worker at capacity does not ask": "E-T080 E-T081",
     "a timeout does what its behaviour says, and is reported by that word": "E-T226 E-T227",
     "a live lease is a conflict for a caller that continues an attempt": "E-T244",
     "a resume is not a completion": "E-T265",
@@ -121,9 +117,6 @@ def reason(name: str) -> str | None:
     for why, which in OVERRIDDEN.items():
         if name in which.split():
             return f"overridden: {why}"
-    for part, which in LATER.items():
-        if name in which.split():
-            return f"comes with {part}"
     return None
 
 

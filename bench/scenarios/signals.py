@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections import defaultdict
 from typing import Any
-from uuid import UUID
 
 from msgspec import Struct
 
@@ -31,7 +30,7 @@ class Stage:
     def __init__(self, url: str) -> None:
         self.fabric = Fabric(url)
         self.waiting: dict[int, Waiting] = defaultdict(_waiting)
-        self._by_run: dict[UUID, Waiting] = {}
+        self._by_run: dict[str, Waiting] = {}
 
         @self.fabric.task()
         async def waits(ctx: Context, n: int) -> None:
@@ -39,7 +38,7 @@ class Stage:
             callback = await ctx.callback("go")
             # Not the callback itself, which would keep the whole call of the handler in memory.
             here.address, here.token = callback.id, callback.token
-            self._by_run[UUID(ctx.info.id)] = here
+            self._by_run[callback.id.partition("/")[0]] = here
             await callback.result()
             here.running_at = time.perf_counter()
             here.resumed.set_result(None)
@@ -52,7 +51,7 @@ class Stage:
         suspend = engine.suspensions.suspend
 
         async def noting(owned: Any, request: Any) -> Any:
-            here = self._by_run[owned.uuid]
+            here = self._by_run[str(owned.uuid)]
             here.asked_at = time.perf_counter()
             answer = await suspend(owned, request)
             here.suspended.set_result(None)

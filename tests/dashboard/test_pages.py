@@ -7,10 +7,13 @@ import pytest_asyncio
 from playwright.async_api import Browser
 
 from flowfabric import Fabric
+from flowfabric.core.execution.registry import Presence
+from flowfabric.core.execution.webhook import KIND
 from tests.dashboard.accessibility import faults
 from tests.dashboard.conftest import Visitor
 from tests.dashboard.site import IDLE, LONG, Site
 
+WEBHOOKS_ONLY = Presence(worker="webhooks", instance="server-1", kinds=(KIND,))
 PAGES = ["", "executions", "flows", "inbox", "schedules", "lanes", "workers", "limits", "run",
          "flow", "failed", "nothing"]  # fmt: skip
 
@@ -61,6 +64,7 @@ async def test_an_empty_server_says_what_to_do_next(
     from tests.dashboard.site import open_site
 
     async with open_site(tmp_path_factory.mktemp("empty"), work=False) as site:
+        await site.engine.workers.register(WEBHOOKS_ONLY)  # as every server does
         context = await browser.new_context(viewport={"width": 390, "height": 800})
         visitor = Visitor(await context.new_page(), site)
         expected = {
@@ -127,3 +131,13 @@ async def test_a_graph_is_drawn_with_states_and_zooms(
     await page.get_by_role("link", name="first, completed").focus()
     await page.keyboard.press("Enter")
     await page.get_by_role("heading", name="add", level=1).wait_for()
+
+
+async def test_on_a_phone_the_names_in_a_graph_can_be_read(
+    addresses: dict[str, str], visitor: Visitor
+) -> None:
+    await visitor.page.set_viewport_size({"width": 390, "height": 800})
+    page = await visitor.go(addresses["flow"])
+    title = await page.locator(".graph .node text.title").first.bounding_box()
+    assert title is not None
+    assert title["height"] > 9

@@ -22,3 +22,12 @@ def test_every_file_is_there_that_is_named_on(page: Path) -> None:
 def is_there(path: str) -> bool:
     real = path.replace("<dialect>", "sqlite")
     return any((ROOT / place / real).exists() for place in ("", *PLACES))
+
+
+def test_the_front_page_leads_to_every_page_for_users() -> None:
+    docs = ROOT / "docs"
+    folders = ("guide", "howto", "coming-from")
+    pages = [*docs.glob("*.md"), *(page for each in folders for page in (docs / each).glob("*.md"))]
+    front = (docs / "index.md").read_text("utf-8")
+    missing = [page.name for page in pages if f"({page.relative_to(docs).as_posix()})" not in front]
+    assert missing == ["index.md"]

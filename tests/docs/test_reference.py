@@ -3,7 +3,7 @@
 import inspect
 import re
 from functools import cached_property
-from typing import Any
+from typing import Any, get_overloads
 
 import pytest
 
@@ -77,3 +77,10 @@ def row_of(name: str) -> str:
 def members_of(cls: type) -> set[str]:
     """What an instance has, as far as its class says so."""
     return {*dir(cls), *re.findall(r"self\.(\w+)", inspect.getsource(cls))}
+
+
+def test_the_guide_has_every_option_of_a_task() -> None:
+    page = (ROOT / "docs" / "guide" / "tasks.md").read_text("utf-8")
+    table = page[page.index("| option |") : page.index("A duration is text")]
+    options = inspect.signature(get_overloads(flowfabric.Fabric.task)[-1]).parameters
+    assert set(re.findall(r"`(\w+)`", table)) >= options.keys() - {"self"}

@@ -12,6 +12,7 @@ from flowfabric.core.base.errors import (
     Corruption,
     Invalid,
     LeaseExpired,
+    Locked,
     NotEligible,
     NotFound,
     RetryExhausted,
@@ -315,6 +316,49 @@ async def test_a_row_that_cannot_be_read_fails_alone() -> None:
     )
     assert [type(answer) for answer in answers] == [Corruption, operator.Changed, Corruption]
     assert rows.rows[uuid_of(good)].priority == 2
+
+
+async def test_a_page_is_written_beside_the_batch_under_way() -> None:
+    first, second = fresh(), fresh()
+    rows = Rows(first, second)
+    decisions = decisions_on(rows)
+    rows.held_up = asyncio.Event()
+    waiting = asyncio.ensure_future(decisions.decide(uuid_of(first), to_priority(7)))
+    await asyncio.sleep(0)
+    page = [Decision(uuid_of(second), to_priority(8), second)]
+    (changed,) = await decisions.decide_page(page)
+    assert (changed.priority, waiting.done()) == (8, False)
+    rows.held_up.set()
+    assert (await waiting).priority == 7
+
+
+async def test_a_page_whose_caller_is_cancelled_is_written_and_reported() -> None:
+    """What follows a commit does not depend on the caller of one page"""
+    row = fresh()
+    rows = Rows(row)
+    decisions = decisions_on(rows)
+    rows.held_up = asyncio.Event()
+    asking = asyncio.ensure_future(decisions.decide_page([Decision(uuid_of(row), to_priority(8))]))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    rows.held_up.set()
+    await decisions.drain()
+    assert rows.rows[uuid_of(row)].priority == 8
+
+
+async def test_one_of_a_page_that_cannot_be_written_yet_keeps_none_of_the_others() -> None:
+    members = [fresh(), fresh()]
+    rows = Rows(*members)
+    locked = Locked("an application holds the row")
+    # The page, the same as a batch, and then one by one.
+    rows.trouble = [locked, locked, locked]
+    page = [Decision(uuid_of(each), to_priority(7), each) for each in members]
+    answers = await decisions_on(rows).decide_page(page)
+    assert answers[0] is locked
+    assert answers[1].priority == rows.rows[uuid_of(members[1])].priority == 7
 
 
 async def test_a_store_in_trouble_is_reported_to_every_waiting_caller() -> None:

@@ -247,6 +247,14 @@ _PLACES = [
         {"namespace": "{place}"},
     ),
     Route(
+        "POST",
+        "/v1/workers/{instance}/dead",
+        "operate",
+        Apart.REFUSES,
+        "/v1/workers/{name}/dead",
+        {"namespace": "{place}", "reason": "r"},
+    ),
+    Route(
         "DELETE",
         "/v1/workers/{instance}",
         "work",

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from copy import copy
 from datetime import timedelta
 from typing import Any
@@ -108,6 +108,3 @@ def public(thing: object) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 def _shown(value: Any) -> str:
     return f"{type(value).__name__}({value!r:.40})" if not isinstance(value, int) else hex(value)
-
-
-Call = Callable[..., Awaitable[Any]]

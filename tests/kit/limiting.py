@@ -5,6 +5,7 @@ from typing import Any
 
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.execution.submission import Submission, Submitted
+from flowfabric.core.limit.known_quota import KnownQuota
 from flowfabric.core.limit.quota import Quota
 from flowfabric.engine.execution.claims import Claim
 from tests.kit.lab import W1, Lab
@@ -73,3 +74,10 @@ async def waits(lab: Lab, id: str) -> bool:
 
 def keys_of(claims: list[Claim]) -> Counter[str]:
     return Counter(claim.snapshot.execution.uses[0].key for claim in claims)
+
+
+def known_quota(version: int, room: dict[int, int], *, turn: int = 0) -> KnownQuota:
+    """What a process knows after its first look, which has left this room."""
+    known = KnownQuota(version, turn)
+    known.learn(known.ask(room), room, (), 1)
+    return known

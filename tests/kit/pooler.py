@@ -5,12 +5,19 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from tests.kit.postgres import database_name
-
-SSL_REQUEST = b"\x04\xd2\x16\x2f"
-READY, ERROR, IDLE = b"Z", b"E", b"I"
+from tests.kit.postgres_wire import (
+    ERROR,
+    IDLE,
+    READY,
+    SSL_REQUEST,
+    dial,
+    read_body,
+    read_message,
+    with_size,
+)
 
 
 class Server(NamedTuple):
@@ -59,31 +66,24 @@ class Pooler:
             await server.writer.wait_closed()
 
     async def _dial(self) -> Server:
-        parts = urlsplit(self._url)
-        folder = parse_qs(parts.query).get("host", [""])[0]
-        port = parts.port or 5432
-        if folder.startswith("/"):
-            streams = await asyncio.open_unix_connection(f"{folder}/.s.PGSQL.{port}")
-        else:
-            streams = await asyncio.open_connection(parts.hostname or folder, port)
-        server = Server(*streams)
+        server = Server(*await dial(self._url))
         name = database_name(self._url).encode()
-        user = (parts.username or "postgres").encode()
+        user = (urlsplit(self._url).username or "postgres").encode()
         body = b"\x00\x03\x00\x00user\x00" + user + b"\x00database\x00" + name + b"\x00\x00"
-        server.writer.write(_size(body) + body)
+        server.writer.write(with_size(body))
         self._greeting = b""
-        while (message := await _message(server.reader))[:1] != READY:
+        while (message := await read_message(server.reader))[:1] != READY:
             assert message[:1] != ERROR, message
             if message[:1] == b"S":
                 self._greeting += message
         return server
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        while (body := await _body(reader)) == SSL_REQUEST:
+        while (body := await read_body(reader)) == SSL_REQUEST:
             writer.write(b"N")
         if self._strict and b"plan_cache_mode" in body:
             text = b"SFATAL\0C08P01\0Munsupported startup parameter: jit\0\0"
-            writer.write(ERROR + _size(text) + text)
+            writer.write(ERROR + with_size(text))
             await writer.drain()
             return False
         ok = b"R" + b"\0\0\0\x08" + b"\0\0\0\0"
@@ -94,7 +94,7 @@ class Pooler:
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
-            message = await _message(reader)
+            message = await read_message(reader)
             if message[:1] == b"X":
                 return
             server = await self._idle.get()
@@ -112,32 +112,18 @@ class Pooler:
 
         async def inwards() -> None:
             while True:
-                server.writer.write(await _message(reader))
+                server.writer.write(await read_message(reader))
 
         pump = asyncio.create_task(inwards())
         try:
             while True:
-                message = await _message(server.reader)
+                message = await read_message(server.reader)
                 writer.write(message)
                 if message[:1] == READY and message[-1:] == IDLE:
                     return
         finally:
             pump.cancel()
             await asyncio.wait([pump])
-
-
-async def _message(reader: asyncio.StreamReader) -> bytes:
-    head = await reader.readexactly(5)
-    return head + await reader.readexactly(int.from_bytes(head[1:], "big") - 4)
-
-
-async def _body(reader: asyncio.StreamReader) -> bytes:
-    size = int.from_bytes(await reader.readexactly(4), "big")
-    return await reader.readexactly(size - 4)
-
-
-def _size(body: bytes) -> bytes:
-    return (len(body) + 4).to_bytes(4, "big")
 
 
 @asynccontextmanager

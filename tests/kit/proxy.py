@@ -3,12 +3,18 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from urllib.parse import parse_qs, urlsplit
 
 from tests.kit.postgres import database_name
+from tests.kit.postgres_wire import (
+    ERROR,
+    READY,
+    SSL_REQUEST,
+    dial,
+    read_body,
+    read_message,
+    with_size,
+)
 
-SSL_REQUEST = b"\x04\xd2\x16\x2f"
-READY, ERROR = b"Z", b"E"
 STATEMENTS = (b"Q", b"E")
 """A simple query, and the execution of a prepared one."""
 
@@ -75,17 +81,17 @@ class Proxy:
             await asyncio.wait(self._tasks)
 
     async def _pass(self, passage: Passage, reader: asyncio.StreamReader) -> None:
-        while (body := await _body(reader)) == SSL_REQUEST:
+        while (body := await read_body(reader)) == SSL_REQUEST:
             passage.client.write(b"N")
         self.dialled += 1
         if self.refuses:
             text = b"SFATAL\0C53300\0Msorry, too many clients already\0\0"
-            passage.client.write(ERROR + _size(text) + text)
+            passage.client.write(ERROR + with_size(text))
             await passage.client.drain()
             return
         dies, self.dying = self.dying > 0, max(0, self.dying - 1)
-        answers, passage.server = await self._dial()
-        passage.server.write(_size(body) + body)
+        answers, passage.server = await dial(self._url)
+        passage.server.write(with_size(body))
         back = asyncio.create_task(self._back(passage, answers))
         try:
             await self._forth(passage, reader, dies)
@@ -94,18 +100,10 @@ class Proxy:
             with suppress(asyncio.CancelledError, OSError, asyncio.IncompleteReadError):
                 await back
 
-    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        parts = urlsplit(self._url)
-        folder = parse_qs(parts.query).get("host", [""])[0]
-        port = parts.port or 5432
-        if folder.startswith("/"):
-            return await asyncio.open_unix_connection(f"{folder}/.s.PGSQL.{port}")
-        return await asyncio.open_connection(parts.hostname or folder, port)
-
     async def _forth(self, passage: Passage, reader: asyncio.StreamReader, dies: bool) -> None:
         assert passage.server is not None
         while True:
-            message = await _message(reader)
+            message = await read_message(reader)
             if dies and message[:1] in (*STATEMENTS, b"P"):
                 return
             self.statements += message[:1] in STATEMENTS
@@ -115,7 +113,7 @@ class Proxy:
     async def _back(self, passage: Passage, answers: asyncio.StreamReader) -> None:
         try:
             while True:
-                message = await _message(answers)
+                message = await read_message(answers)
                 if not passage.silent:
                     passage.client.write(message)
                 if message[:1] == READY and self.freeze_after is not None:
@@ -126,20 +124,6 @@ class Proxy:
         except (asyncio.IncompleteReadError, OSError):
             if not passage.silent:
                 passage.client.close()
-
-
-async def _message(reader: asyncio.StreamReader) -> bytes:
-    head = await reader.readexactly(5)
-    return head + await reader.readexactly(int.from_bytes(head[1:], "big") - 4)
-
-
-async def _body(reader: asyncio.StreamReader) -> bytes:
-    size = int.from_bytes(await reader.readexactly(4), "big")
-    return await reader.readexactly(size - 4)
-
-
-def _size(body: bytes) -> bytes:
-    return (len(body) + 4).to_bytes(4, "big")
 
 
 @asynccontextmanager

@@ -35,6 +35,7 @@ class ServerProcess:
         self.lines: list[str] = []
         self._address: str | None = None
         self._serving = threading.Event()
+        self._written = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -48,11 +49,21 @@ class ServerProcess:
     def _read(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            self.lines.append(line.rstrip())
+            with self._written:
+                self.lines.append(line.rstrip())
+                self._written.notify_all()
             if found := _ADDRESS.search(line.rstrip()):
                 self._address = found[1]
                 self._serving.set()
         self._serving.set()
+
+    def logged(self, text: str) -> None:
+        """Waits until its log has this text."""
+        with self._written:
+            assert self._written.wait_for(lambda: self._has_logged(text), 30), self.lines
+
+    def _has_logged(self, text: str) -> bool:
+        return any(text in line for line in self.lines)
 
     def kill(self) -> None:
         """As a machine that loses power does."""

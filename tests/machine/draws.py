@@ -145,7 +145,6 @@ steering: st.SearchStrategy[Act] = st.one_of(
 )
 names = st.sampled_from(["yes", "yes", "no"])
 repeats = st.sampled_from([None, None, "i1"])
-suffixes = st.sampled_from(["x", "y"])
 sources = st.sampled_from(["", "ann", "bob"])
 deliveries = st.builds(
     Deliver,

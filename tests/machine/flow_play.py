@@ -44,8 +44,21 @@ from tests.machine.flow_model import Book, Child, Member, Rule
 from tests.machine.rivals import Call, Wrapper
 
 FLOW = UUID(int=0xF10)
-WRITES = frozenset({"submit", "claim", "end", "apply", "apply_flow", "lay_flows", "count_flows"})
-READS = frozenset({"load", "owing", "edges", "unsettled", "snapshots", "load_needs", "owed_flows"})
+WRITES = frozenset(
+    {
+        "submit",
+        "claim",
+        "end",
+        "end_and_claim",
+        "apply",
+        "apply_flow",
+        "lay_flows",
+        "count_flows",
+    }
+)
+READS = frozenset(
+    {"load", "owing", "edges", "unsettled", "snapshots", "page", "load_needs", "owed_flows"}
+)
 RECORD_WRITES = frozenset({"put", "drop", "expire"})
 WORKER = WorkerIdentity("w", "w-1")
 ALL = AllOf()
@@ -91,6 +104,32 @@ class Mortal(Wrapper):
                     await call(*args, **named)
                 raise Unavailable("the process dies")
         return await call(*args, **named)
+
+
+class Following:
+    """A worker that takes what follows a run in its flow."""
+
+    def __init__(self) -> None:
+        self.begun: list[Claim] = []
+
+    def accepts(self, upstream: UUID, kind: str) -> Callable[[Claim, Millis], bool]:
+        return self._begin
+
+    def _begin(self, claim: Claim, now: Millis) -> bool:
+        self.begun.append(claim)
+        return True
+
+    async def complete(self, claim: Claim, engine: Engine) -> object:
+        with engine.followed_by(
+            self,
+            WORKER,
+            lanes=("default",),
+            capabilities=(),
+            kinds=frozenset({"job"}),
+            ttl=Millis(700),
+            namespace=None,
+        ):
+            return await engine.attempts.complete(claim, b"done")
 
 
 @dataclass(frozen=True)
@@ -163,6 +202,7 @@ class FlowPlay:
     clock: ManualClock = field(default_factory=ManualClock)
     book: Book = field(default_factory=Book)
     holdings: list[Claim] = field(default_factory=list)
+    hearing: asyncio.Lock = field(default_factory=asyncio.Lock)
     idle: bool = False
 
     async def begin(self) -> None:
@@ -326,11 +366,17 @@ class FlowPlay:
         assert not early, f"{claim.id} runs before its join allows it"
 
     async def work(self, pick: int, how: str) -> None:
-        """The owner of a lease ends its attempt in some way, if it still owns it."""
+        """The owner of a lease ends its attempt in some way, if it still owns it, and goes on with
+        what follows."""
         if not self.holdings:
             return
-        claim = self.holdings.pop(pick % len(self.holdings))
-        await self.insist(partial(_deed, claim, how, Millis(self.clock.now() + 700)))
+        claim, following = self.holdings.pop(pick % len(self.holdings)), Following()
+        await self.insist(partial(_deed, claim, how, Millis(self.clock.now() + 700), following))
+        async with self.hearing:
+            await self.checks.hear()
+        for each in following.begun:
+            self.holdings.append(each)
+            self._may_run(each)
 
     async def start_flow(self, pick: int) -> None:
         """A member that runs starts a flow of its own, whose part waits for longer than we play."""
@@ -424,11 +470,13 @@ def paged() -> Iterator[None]:
         yield
 
 
-def _deed(claim: Claim, how: str, later: Millis, engine: Engine) -> Coroutine[Any, Any, object]:
+def _deed(
+    claim: Claim, how: str, later: Millis, following: Following, engine: Engine
+) -> Coroutine[Any, Any, object]:
     attempts = engine.attempts
     match how:
         case "complete":
-            return attempts.complete(claim, b"done")
+            return following.complete(claim, engine)
         case "fail":
             return attempts.fail(claim, Failure("boom"))
         case "fail for good":

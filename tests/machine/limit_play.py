@@ -31,7 +31,7 @@ from flowfabric.engine.limit import budget_gate, known_budgets, releases, sweep
 from flowfabric.engine.limit.releases import waits_for_limits
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
-from flowfabric.store.queries import LinesRequest, Query, ServedLines
+from flowfabric.store.queries import LinesRequest, OtherVersion, Query, ServedLines
 from flowfabric.store.rows.record import LANES, QUOTAS
 from tests.machine.benches import Bench
 from tests.machine.flow_play import READS, WRITES, Mortal, Still
@@ -89,12 +89,12 @@ class Witness(Wrapper):
             self._book.let_through([before[uuid] for uuid in through], release.at)
         return through
 
-    async def serve(self, ask: LinesRequest) -> ServedLines | None:
+    async def serve(self, ask: LinesRequest) -> ServedLines | OtherVersion | None:
         before = [each for each in await everything(self.inner) if waits_for_limits(each)]
         served = await self.inner.serve(ask)
         after = await self.inner.load([each.execution.uuid for each in before])
         through = [each for each in before if not waits_for_limits(after[each.execution.uuid])]
-        assert len(through) == (0 if served is None else served.moved)
+        assert len(through) == (0 if not isinstance(served, ServedLines) else served.moved)
         self._book.let_through(through, ask.now)
         return served
 
@@ -104,7 +104,7 @@ class Witness(Wrapper):
         existing, stood = await self.inner.submit_and_admit(creations, admissions, now)
         if stood:
             new = [creation.snapshot for creation in creations]
-            through = [each for each in new if each.execution.uuid in admissions.admitted]
+            through = [each for each in new if each.execution.uuid.int in admissions.admitted]
             self._book.let_through(through, now)
         return existing, stood
 

@@ -118,6 +118,7 @@ class Life(Sleeper):
             raise Refused("Invalid")
         if held_until <= now:
             raise Refused("GrantNotFound")
+        self.left_behind = (None, 0)
         self._must_be(Stage.LOST, "NotReclaimable")
         if self.over_cap if most is None else self.reclaims + 1 > most:
             self.end_over_cap(now)

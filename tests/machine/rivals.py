@@ -24,8 +24,10 @@ from flowfabric.core.limit.release import Release
 from flowfabric.core.limit.spend import BudgetLedger
 from flowfabric.store.contract import RecordStore, Store
 from flowfabric.store.queries import (
+    ChangedByEnds,
     ClaimCall,
     LinesRequest,
+    OtherVersion,
     Renewal,
     ServedLines,
     SideWrite,
@@ -89,7 +91,7 @@ class Rivals(Wrapper):
         changes: Sequence[Change[object]],
         now: Millis,
         downstreams: Sequence[DownstreamChange] = (),
-    ) -> set[UUID]:
+    ) -> ChangedByEnds:
         await self._interfere(_decided_on([*changes, *(each.change for each in downstreams)]))
         return await self.inner.end(changes, now, downstreams)
 
@@ -105,7 +107,7 @@ class Rivals(Wrapper):
         await self._interfere([candidate.uuid for candidate in release.moves])
         return await self.inner.release(release)
 
-    async def serve(self, ask: LinesRequest) -> ServedLines | None:
+    async def serve(self, ask: LinesRequest) -> ServedLines | OtherVersion | None:
         await self._interfere([])
         return await self.inner.serve(ask)
 
@@ -167,7 +169,7 @@ class LostReplies(Wrapper):
         changes: Sequence[Change[object]],
         now: Millis,
         downstreams: Sequence[DownstreamChange] = (),
-    ) -> set[UUID]:
+    ) -> ChangedByEnds:
         return self._lose(await self.inner.end(changes, now, downstreams))
 
     async def write_progress(self, notes: Sequence[SideWrite], now: Millis) -> set[UUID]:
@@ -179,7 +181,7 @@ class LostReplies(Wrapper):
     async def release(self, release: Release) -> set[UUID] | None:
         return self._lose(await self.inner.release(release))
 
-    async def serve(self, ask: LinesRequest) -> ServedLines | None:
+    async def serve(self, ask: LinesRequest) -> ServedLines | OtherVersion | None:
         return self._lose(await self.inner.serve(ask))
 
     async def submit_and_admit(

@@ -27,7 +27,7 @@ from flowfabric.core.flow.progress import DownstreamChange
 from flowfabric.core.wait import resume, signal
 from flowfabric.core.wait.model import NO_WAITS, DedupRecord
 from flowfabric.store.contract import Store
-from flowfabric.store.queries import ClaimCall, Renewal, SideWrite, Taken
+from flowfabric.store.queries import ChangedByEnds, ClaimCall, Renewal, SideWrite, Taken
 from tests.machine.benches import Fault, FaultyBench, SqliteBench
 from tests.machine.execution_machine import ExecutionMachine
 from tests.machine.faults import assert_found
@@ -41,8 +41,8 @@ class EndsUnderAnyFence(Fault):
         changes: Sequence[Change[object]],
         now: Millis,
         downstreams: Sequence[DownstreamChange] = (),
-    ) -> set[UUID]:
-        return await self.inner.apply(await _rebased(self.inner, changes))
+    ) -> ChangedByEnds:
+        return ChangedByEnds(await self.inner.apply(await _rebased(self.inner, changes)))
 
 
 class ComparesNoVersion(Fault):

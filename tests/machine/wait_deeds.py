@@ -6,7 +6,7 @@ execution they are about, so that a repeat asks for the very same thing.
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 from flowfabric.core.base.time import Millis
@@ -46,10 +46,6 @@ class Desk:
     fresh: Callable[[], UUID]
     tokens: dict[UUID, str]
     now: int
-
-
-class Draft(Protocol):
-    def addressed(self, life: Life, desk: Desk) -> object: ...
 
 
 def addressed(thing: T, life: Life, desk: Desk) -> T:

@@ -100,6 +100,11 @@ def test_an_iterable_arrives_as_a_tuple() -> None:
     assert sent(Iterable[str], iter(["a", "b"])) == ("a", "b")
 
 
+def test_a_list_arrives_as_the_tuple_that_is_wanted() -> None:
+    """The engine takes a list for the lanes of a worker, so a client of a server may give one."""
+    assert sent(tuple[str, ...], ["a", "b"]) == ("a", "b")
+
+
 def test_members_at_their_default_do_not_travel() -> None:
     plain = Codec().shape(Tree).encode(Tree(Leaf(1), Leaf(2)))
     assert plain == {"left": {"": "Leaf", "value": 1}, "right": {"": "Leaf", "value": 2}}

@@ -157,6 +157,21 @@ async def test_what_concerns_other_namespaces_is_forbidden(
     assert (await inside.views.list(Query())).items == ()
 
 
+async def test_a_tenant_revokes_no_leases_of_a_worker_for_all_namespaces(
+    tenant: Engine, inside: Engine
+) -> None:
+    """It is registered in the namespace of the tenant, and has runs of others."""
+    await theirs(inside)
+    await inside.claims.claim(W1)
+    await inside.workers.register(
+        Presence(worker=W1.id, instance=W1.instance, namespace="ours", everywhere=True)
+    )
+    with pytest.raises(Forbidden):
+        await tenant.workers.mark_dead(W1.instance, namespace="ours", reason="no", revoke=True)
+    assert len(await inside.workers.leases(W1.instance)) == 1
+    await tenant.workers.mark_dead(W1.instance, namespace="ours", reason="no")
+
+
 async def test_a_flow_of_another_tenant_answers_like_an_unknown_one(
     tenant: Engine, inside: Engine
 ) -> None:

@@ -36,7 +36,8 @@ async def test_a_family_is_filtered(http: httpx.AsyncClient, lab: Lab) -> None:
     await lab.complete(await lab.running())
     found = (await http.get("/v1/events", params={"family": "completion"})).json()
     assert [each["kind"] for each in found["events"]] == ["completed"]
-    assert (await http.get("/v1/events", params={"family": "nonsense"})).status_code == 400
+    refused = await http.get("/v1/events", params={"family": "nonsense"})
+    assert (refused.status_code, refused.json()["details"]["reasons"][0]["key"]) == (400, "family")
 
 
 @pytest.mark.parametrize("cursor", ["nonsense", "AgAAAAAAAAA=", "AQAAAAAAAAAH", "é"])
@@ -96,6 +97,9 @@ async def test_a_subscription_keeps_its_cursor(http: httpx.AsyncClient, lab: Lab
     assert event["execution_id"] == str(claim.id)
     held = await http.post(f"{url}/read", params={"holder": "b"})
     assert (held.status_code, held.json()["code"]) == (409, "held")
+    assert held.json()["error"] == "another reader has it: a"
+    assert (held.json()["kind"], held.json()["retryable"]) == ("contention", True)
+    assert held.json()["details"]["holder"] == "a"
     acked = await http.post(f"{url}/ack", json={"cursor": batch.json()["next_cursor"]})
     assert acked.status_code == 200
     released = await http.post(f"{url}/release", params={"holder": "a"})

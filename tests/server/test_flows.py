@@ -10,6 +10,7 @@ import pytest
 from flowfabric.core.base.ids import flow_partition, home_of, is_home
 from flowfabric.engine.engine import Engine
 from flowfabric.store.clock import ManualClock
+from tests.kit.damage import spoil
 from tests.kit.http import (
     NOBODY,
     add_member,
@@ -263,6 +264,21 @@ async def test_members_that_clean_up_are_left_over(http: httpx.AsyncClient, lab:
         "failed_member_execution_ids": [id],
     }
     assert reply.json() == {"PartiallyCancelled": left}
+
+
+async def test_a_member_that_cannot_be_read_is_left_over(
+    http: httpx.AsyncClient, store_url: str
+) -> None:
+    """C-T75: both lists name it"""
+    flow, ids = await members_of(http, 3)
+    await spoil(store_url, "ready", "life", ids[0])
+    reply = await http.post(f"{URL}/{flow}/cancel", params={"wait": "true"}, json=STOP)
+    left = {
+        "cancellation_policy": "cancel_all",
+        "member_execution_ids": sorted(ids),
+        "failed_member_execution_ids": [ids[0]],
+    }
+    assert (reply.status_code, reply.json()) == (200, {"PartiallyCancelled": left})
 
 
 async def test_a_flow_without_members_is_cancelled_at_once(http: httpx.AsyncClient) -> None:

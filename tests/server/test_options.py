@@ -104,14 +104,12 @@ def test_every_variable(tmp_path: Path) -> None:
         ("MAX_STREAM_READERS", "1_000"), ("MAX_STREAM_READERS", "\u0661"),
         ("MAX_STREAM_READERS", "9" * 1000),
         ("WAITPOINT_GRACE", "86400000"), ("WAITPOINT_GRACE", "9999999d"),
-        ("INSECURE", "yes"), ("INSECURE", "2"), ("INSECURE", "on"), ("INSECURE", " 1"),
-        ("INSECURE", "truthy"),
         ("PROCESSES", "0"), ("PROCESSES", "257"), ("PROCESSES", "two"),
         ("PUBLIC_URL", "flows.example.com"), ("PUBLIC_URL", "ftp://a"), ("PUBLIC_URL", "https://"),
         ("PUBLIC_URL", "https://u:p@a"), ("PUBLIC_URL", "https://a?b=c"), ("PUBLIC_URL", "https://a#"),
         ("PUBLIC_URL", "https://a:99999"), ("PUBLIC_URL", "https://a b"), ("PUBLIC_URL", "http://[a"),
         ("LOG", "JSON"), ("LOG", "xml"),
-        *((name.upper(), "") for name in SETTINGS),
+        *((name.upper(), "") for name in SETTINGS if name not in ("token", "insecure")),
     ],
 )  # fmt: skip
 def test_a_value_that_is_not_understood_refuses_to_start(name: str, text: str) -> None:
@@ -123,10 +121,29 @@ def test_a_value_that_is_not_understood_refuses_to_start(name: str, text: str) -
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1", True), ("true", True), ("TRUE", True), ("True", True), ("0", False), ("FALSE", False)],
-)
+    [
+        ("1", True), ("true", True), ("TRUE", True), ("True", True), ("0", False), ("FALSE", False),
+        ("yes", False), ("on", False), ("2", False), (" 1", False), ("truthy", False), ("", False),
+    ],
+)  # fmt: skip
 def test_flags(text: str, value: bool) -> None:
+    """server-sdk.md 2.1: 1 and true in any case, everything else is no."""
     assert read("INSECURE", text).insecure is value
+
+
+def test_an_empty_token_is_none_and_opens_no_address_to_others() -> None:
+    """server-sdk.md 2.1: empty = none."""
+    assert read("TOKEN", "").token is None
+    for insecure in ("", "yes"):
+        environ = {
+            "FLOWFABRIC_LISTEN": "0.0.0.0:1",
+            "FLOWFABRIC_TOKEN": "",
+            "FLOWFABRIC_INSECURE": insecure,
+        }
+        with pytest.raises(Invalid, match="refusing to listen"):
+            check_exposure(read_options(environ), any_token=False)
+    with pytest.raises(Invalid, match="invalid value for --token: it is empty"):
+        read_options({}, {"token": ""})
 
 
 def test_no_limit_may_be_said() -> None:

@@ -1,7 +1,12 @@
 """The server as a process: start, stop, several on one port, kill -9, a worker beside it."""
 
 import concurrent.futures
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -32,6 +37,44 @@ def test_a_server_serves_and_drains(store: str) -> None:
         assert httpx.get(f"{server.url}/readyz").json()["status"] == "ready"
         assert server.stop() == 0
         assert any("draining" in line for line in server.lines)
+
+
+def test_a_request_under_way_ends_before_the_server_does(store: str) -> None:
+    """Shutdown (server-sdk 2.3): stop accepting, then wait for requests in flight. The worker that
+    delivers webhooks ends first, and its end must not cut the drain short."""
+    with server_process("--store", store, "--drain-timeout", "30s") as server:
+        with _half_sent(server.url) as (connection, rest):
+            server.process.terminate()
+            server.logged("signed off")
+            server.logged("Waiting for connections to close")
+            connection.sendall(rest)
+            answer = connection.recv(64 * 1024)
+        assert answer.startswith(b"HTTP/1.1 201 "), answer
+        assert server.wait() == 0
+
+
+def test_a_second_signal_stops_a_server_at_once(store: str) -> None:
+    arguments = ("--store", store, "--drain-timeout", "1h")
+    with server_process(*arguments) as server, _half_sent(server.url) as (connection, _):
+        server.process.terminate()
+        server.logged("Waiting for connections to close")
+        server.process.terminate()
+        assert server.wait() == 0
+        assert b" 201 " not in connection.recv(64 * 1024)
+
+
+@contextmanager
+def _half_sent(url: str) -> Iterator[tuple[socket.socket, bytes]]:
+    """A connection on which half of a request that creates an execution was sent, and the rest."""
+    body = json.dumps(EXECUTION).encode()
+    head = f"POST /v1/executions HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    head += "Expect: 100-continue\r\n\r\n"
+    address = (urlsplit(url).hostname or "", urlsplit(url).port or 0)
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.sendall(head.encode() + body[:10])
+        assert b"100 Continue" in connection.recv(1024)  # a handler waits for the body
+        yield connection, body[10:]
 
 
 def test_a_server_has_a_key_for_waitpoints_from_its_start(store: str) -> None:
@@ -72,6 +115,24 @@ def test_a_server_does_not_guess(store: str, arguments: tuple[str, ...], text: s
     server = ServerProcess("--store", store, *arguments)
     assert server.wait() == 2
     assert any(text in line for line in server.lines), server.lines
+
+
+def test_a_certificate_that_cannot_be_read_is_no_reason_for_a_traceback(
+    store: str, tmp_path: Path
+) -> None:
+    """server-sdk.md 2.1: a wrong value is named and ends the start with 1, or 2 if it is a flag."""
+    file = tmp_path / "nonsense.pem"
+    file.write_text("nonsense")
+    by_flag = ServerProcess("--store", store, "--tls-cert", str(file), "--tls-key", str(file))
+    variables = {f"FLOWFABRIC_TLS_{name}": str(file) for name in ("CERT", "KEY")}
+    by_variable = ServerProcess("--store", store, environ=variables)
+    key = {"FLOWFABRIC_TLS_KEY": str(file)}
+    by_both = ServerProcess("--store", store, "--tls-cert", str(file), environ=key)
+    assert (by_flag.wait(), by_variable.wait(), by_both.wait()) == (2, 1, 2)
+    named = (by_flag, "--tls-cert"), (by_variable, "FLOWFABRIC_TLS_CERT"), (by_both, "--tls-cert")
+    for server, name in named:
+        (line,) = server.lines
+        assert f"invalid value for {name}: not a certificate with its key" in line
 
 
 @pytest.mark.parametrize("secret", ["", "abc", "zz" * 32])

@@ -10,6 +10,7 @@ import pytest
 from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.engine import Engine
+from flowfabric.store.queries import ExpiredLease
 from tests.kit.http import EXECUTION as NEW
 from tests.kit.http import NOBODY
 from tests.kit.lab import TTL, Lab
@@ -203,6 +204,29 @@ async def test_expired_leases_are_paged(http: httpx.AsyncClient, lab: Lab) -> No
     assert len((await get(namespace="a"))["leases"]) == 2
     for bad in ({"cursor": "x"}, {"as_of": "x"}, {"as_of": -1}, {"limit": -1}):
         assert (await http.get("/v1/leases/expired", params=bad)).status_code == 400
+
+
+async def test_how_many_expired_leases_and_lanes_are_listed(
+    http: httpx.AsyncClient, lab: Lab, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C-T63, C-T132, §7.4, §7.5: 1,000 by default and 10,000 at most; a limit of 0 is an empty
+    page"""
+    await lab.lose(await lab.running())
+    asked: list[int] = []
+    expired = engine.claims.expired
+
+    async def watched(**given: Any) -> list[ExpiredLease]:
+        asked.append(given["limit"])
+        return await expired(**given)
+
+    monkeypatch.setattr(engine.claims, "expired", watched)
+    for params in ({}, {"limit": 10_000}, {"limit": 2**40}):
+        page = (await http.get("/v1/leases/expired", params=params)).json()
+        assert (len(page["leases"]), page["next_cursor"]) == (1, None)
+    assert asked == [1000, 10_000, 10_000]
+    for noun, path in (("leases", "/v1/leases/expired"), ("lanes", "/v1/lanes")):
+        none = await http.get(path, params={"limit": 0})
+        assert none.json() == {noun: [], "next_cursor": None}
 
 
 async def test_a_paused_lane_says_who_and_why(http: httpx.AsyncClient) -> None:

@@ -14,7 +14,7 @@ from flowfabric.server.asgi import App
 from flowfabric.server.context import ServerContext
 from flowfabric.server.wire import Body
 from flowfabric.store.clock import ManualClock
-from tests.kit.http import uuid_of
+from tests.kit.http import EXECUTION, uuid_of
 from tests.kit.http_work import HttpWorker, client_of, error_of
 from tests.kit.signalling import fresh
 
@@ -374,6 +374,37 @@ async def test_a_worker_registers_beats_and_leaves(worker: HttpWorker, clock: Ma
     assert error_of(await worker.http.delete(url)) == (404, "not_found")
     reply = await worker.http.post(f"{url}/heartbeat", json={})
     assert error_of(reply) == (404, "not_found")
+
+
+async def test_a_worker_that_will_not_come_back_is_marked_dead(worker: HttpWorker) -> None:
+    """server-sdk.md 7.13: mark dead, again, and a heartbeat afterwards; `revoke` frees its runs."""
+    url, http = "/v1/workers/host-7", worker.http
+    await http.put(url, json={"worker_id": "pool"})
+    await http.post("/v1/executions", json=EXECUTION)
+    asked = {"worker_id": "pool", "worker_instance_id": "host-7"}
+    (claim,) = (await http.post("/v1/work/claim", json=asked)).json()["claims"]
+    assert (await http.post(f"{url}/dead", json={})).status_code == 422
+    refused = await http.post(f"{url}/dead", json={"reason": "x" * 257})
+    assert error_of(refused) == (400, "invalid_input")
+    dead = {"reason": "its rack burned", "revoke": True}
+    assert (await http.post(f"{url}/dead", json=dead)).json() == {"outcome": "marked", "revoked": 1}
+    assert error_of(await http.post(f"{url}/dead", json=dead)) == (404, "not_found")
+    assert error_of(await http.post(f"{url}/heartbeat", json={})) == (404, "not_found")
+    late = {"op": "complete", "handle": claim["handle"]}
+    (answer,) = (await http.post("/v1/work/batch", json={"operations": [late]})).json()["results"]
+    assert answer["error"]["code"] == "lease_revoked"
+
+
+async def test_only_a_caller_of_all_namespaces_revokes_the_leases_of_a_worker_for_all(
+    worker: HttpWorker, server: tuple[ServerContext, App]
+) -> None:
+    url, place = "/v1/workers/host-7", {"namespace": "acme"}
+    await worker.http.put(url, json={"worker_id": "pool", "everywhere": True, **place})
+    async with client_of(server[1], "tenant") as http:
+        dead = {"reason": "gone", "revoke": True, **place}
+        assert error_of(await http.post(f"{url}/dead", json=dead)) == (403, "forbidden")
+        reply = await http.post(f"{url}/dead", json={"reason": "gone", **place})
+        assert reply.json() == {"outcome": "marked", "revoked": 0}
 
 
 @pytest.mark.rules

@@ -65,7 +65,7 @@ async def test_the_handle_of_a_suspended_run_owns_nothing(worker: HttpWorker) ->
     claim = await worker.take()
     answer = await worker.do(claim, "suspend", signal="go")
     held = {**claim, "handle": answer["handle"]}
-    assert error_of(await worker.post(held, "complete")) == (400, "invalid_handle")
+    assert error_of(await worker.post(held, "complete")) == (409, "execution_not_active")
     assert error_of(await worker.post(held, "suspend", signal="go")) == (409, "already_suspended")
 
 

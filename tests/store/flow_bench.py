@@ -1,12 +1,11 @@
 """What tests of flow rows share: flows and members made by the core's own rules, on any store."""
 
-import itertools
 from typing import Any
 from uuid import UUID
 
 from msgspec.structs import replace
 
-from flowfabric.core.base.ids import ExecutionId, new_uuid7
+from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.attempt import complete
 from flowfabric.core.execution.change import Change
@@ -20,28 +19,14 @@ from flowfabric.core.flow.join import Edge, EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange, changed
 from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 from flowfabric.core.wait.model import Needs
-from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import Store
 from flowfabric.store.queries import ClaimCall, EdgeQuery
 from flowfabric.store.rows.record import FLOWS
 from tests.kit.lab import TTL, W1
+from tests.kit.store_bench import StoreBench
 
-numbers = itertools.count(1)
 
-
-class Bench:
+class Bench(StoreBench):
     """A store, and flows with members made by the core's own rules."""
-
-    def __init__(self, store: Store, clock: ManualClock) -> None:
-        self.store = store
-        self.clock = clock
-
-    @property
-    def now(self) -> Millis:
-        return self.clock.now()
-
-    def fresh(self) -> UUID:
-        return new_uuid7(self.now, next(numbers))
 
     async def flow(self, **members: Any) -> Flow:
         given = {"id": self.fresh(), "kind": "graph", "created_at": self.now, **members}

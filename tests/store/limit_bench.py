@@ -1,11 +1,9 @@
 """What tests of limits share: limited executions made by the core's own rules, on any store."""
 
-import itertools
 from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from flowfabric.core.base.ids import new_uuid7
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.attempt import complete
 from flowfabric.core.execution.change import Change
@@ -24,29 +22,22 @@ from flowfabric.core.execution.operator import cancel
 from flowfabric.core.execution.submission import Creation, Submission, create
 from flowfabric.core.limit.quota import Quota, Uses, name_uses, queue_of
 from flowfabric.core.limit.release import Candidate, Move, QuotaView, Release
-from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import Store
-from flowfabric.store.queries import ClaimCall, LinesRequest, QuotaViewRequest, ServedLines
+from flowfabric.store.queries import (
+    ClaimCall,
+    LinesRequest,
+    OtherVersion,
+    QuotaViewRequest,
+    ServedLines,
+)
 from flowfabric.store.rows.record import QUOTAS
 from tests.kit.lab import TTL, W1
+from tests.kit.store_bench import StoreBench
 
-numbers = itertools.count(1)
 FAR = Millis(9_000_000_000_000)
 
 
-class Bench:
+class Bench(StoreBench):
     """A store, and executions that need room in quotas."""
-
-    def __init__(self, store: Store, clock: ManualClock) -> None:
-        self.store = store
-        self.clock = clock
-
-    @property
-    def now(self) -> Millis:
-        return self.clock.now()
-
-    def fresh(self) -> UUID:
-        return new_uuid7(self.now, next(numbers))
 
     async def quota(self, name: str, **limits: Any) -> Quota:
         assert await self.store.records.put(QUOTAS, Quota(name=name, **limits), 0)
@@ -114,8 +105,11 @@ class Bench:
         return await self.store.quota_view(ask)
 
     async def serve(self, quota: str, *queues: int, most: int = 99) -> ServedLines | None:
-        ask = LinesRequest(quota, tuple(sorted(queues)), self.now, most)
-        return await self.store.serve(ask)
+        """Looks at lines of which nothing is known."""
+        lines = dict.fromkeys(sorted(queues))
+        served = await self.store.serve(LinesRequest(quota, lines, None, self.now, most))
+        assert not isinstance(served, OtherVersion)
+        return served
 
     async def ready(self, *snapshots: Snapshot) -> list[Snapshot]:
         """Those of these that are ready, as they are stored."""

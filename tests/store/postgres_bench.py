@@ -15,6 +15,7 @@ from flowfabric.core.base.ids import ExecutionId, new_uuid7
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import attempt as attempts
 from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.lease import Owner, fence_of
 from flowfabric.core.execution.model import Active, Lease, Snapshot, WorkerIdentity
 from flowfabric.core.execution.step import Step
@@ -23,11 +24,14 @@ from flowfabric.store.clock import ManualClock
 from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.link import Link
-from flowfabric.store.queries import ClaimCall, Progress, Renewal, SideWrite
+from flowfabric.store.queries import ClaimCall, EventQuery, Progress, Renewal, SideWrite
+from flowfabric.store.sql import load_queries
 
 W1 = WorkerIdentity("w1", "w1-a")
 W2 = WorkerIdentity("w2", "w2-a")
 TTL = Millis(30_000)
+OPERATOR = Owner(source="operator_override")
+KEPT_AN_HOUR = {"stream_policy": {"retention_ttl_ms": 3_600_000}}
 
 _numbers = itertools.count(1)
 
@@ -211,3 +215,20 @@ async def _waiting(watcher: Connection) -> int:
     query = """select count(*) from pg_stat_activity
         where datname = current_database() and wait_event_type = 'Lock'"""
     return int(await watcher.fetchval(query))
+
+
+async def kinds(bench: Bench, uuid: UUID) -> list[EventKind]:
+    page = await bench.store.events(EventQuery(uuid=uuid))
+    return [event.kind for event in page.events]
+
+
+async def plan(store: PostgresStore, settings: dict[str, str], name: str, *values: Any) -> str:
+    """How the server runs a query on a connection of the given kind."""
+    connection = await store.session.dialer.dial(settings)
+    query = load_queries("postgres")[name]
+    transaction = connection.transaction()
+    await transaction.start()
+    rows = await connection.fetch(f"explain (analyze, costs off, timing off) {query}", *values)
+    await transaction.rollback()
+    await connection.close()
+    return "\n".join(line for (line,) in rows)

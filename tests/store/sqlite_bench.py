@@ -1,6 +1,7 @@
 """Short words for the tests of the SQLite store. Everything is made by the core's own rules."""
 
 import random
+import sqlite3
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
@@ -14,6 +15,7 @@ from flowfabric.core.execution.model import Active, Lease, Snapshot, WorkerIdent
 from flowfabric.core.execution.submission import Creation, Submission, create
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.queries import ClaimCall, Taken
+from flowfabric.store.sql import load_queries
 from flowfabric.store.sqlite import SqliteStore
 
 TTL = Millis(30_000)
@@ -107,3 +109,12 @@ def text_of(snapshot: Snapshot | Creation) -> ExecutionId:
 
 def uuids(taken: Sequence[Taken]) -> list[UUID]:
     return [item.snapshot.execution.uuid for item in taken]
+
+
+def plan(path: str, query_name: str, /, *values: object, **named: object) -> str:
+    """How SQLite answers a query, a line for each table."""
+    connection = sqlite3.connect(path)
+    query = "explain query plan " + load_queries("sqlite")[query_name]
+    text = "\n".join(row[3] for row in connection.execute(query, named or values))
+    connection.close()
+    return text

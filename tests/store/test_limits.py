@@ -15,7 +15,7 @@ from flowfabric.core.execution.model import Active, Failure, Gate, Ready, Snapsh
 from flowfabric.core.execution.operator import change_priority
 from flowfabric.core.execution.submission import Creation
 from flowfabric.core.limit import release as rules
-from flowfabric.core.limit.at_submission import Admissions, KnownQuota, at_submission
+from flowfabric.core.limit.at_submission import Admissions, at_submission
 from flowfabric.core.limit.budget import Exhausted
 from flowfabric.core.limit.budget_gate import turn_away
 from flowfabric.core.limit.quota import Quota, Rate, Use, budget_queue, queue_of
@@ -25,6 +25,7 @@ from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import Crowd, InQueue, LaneCounts, QueueCount, WaitCount
 from flowfabric.store.rows.record import QUOTAS
+from tests.kit.limiting import known_quota
 from tests.kit.situations import RETRY, suspension
 from tests.store.limit_bench import (
     FAR,
@@ -48,11 +49,6 @@ async def bench(store: Store, clock: ManualClock) -> AsyncIterator[Bench]:
     await store.migrate()
     yield Bench(store, clock)
     await store.close()
-
-
-async def versions_of(bench: Bench, *names: str) -> dict[str, int]:
-    found = await bench.store.records.get(QUOTAS, names)
-    return {name: quota.version for name, quota in found.items()}
 
 
 # -- quotas
@@ -223,7 +219,7 @@ async def test_lines_of_keys_are_served_as_far_as_their_keys_have_room(bench: Be
     asked = [queue(a=key) for key in ("full", "half", "free", "idle", "unknown")]
     served = await bench.serve("a", *asked)
     assert served is not None
-    assert (served.moved, served.picked) == (3, 3)
+    assert (served.moved, served.left) == (3, [])
     assert served.version == await bench.version("a") == quota.version + 1
     rooms = {"full": 0, "half": 0, "free": 0, "idle": 2}
     assert served.room == {queue(a=key): room for key, room in rooms.items()}
@@ -273,7 +269,11 @@ async def test_lines_are_served_as_the_core_says(bench: Bench) -> None:
         served = await bench.serve("a", *lines, most=most)
         assert served is not None
         assert served.moved == len(expected.moves)
-        assert served.picked == sum(len(line.waiting) for line in open_lines)
+        assert sorted(served.left) == sorted(
+            line.queue
+            for line in open_lines
+            if not {id for _, id in line.waiting} <= {id for id, _ in expected.moves}
+        )
         found = await bench.ready(*waiting)
         assert {each.execution.uuid.bytes: each.admitted_at for each in found} == dict(
             expected.moves
@@ -316,7 +316,7 @@ async def test_a_quota_with_other_limits_needs_a_view(bench: Bench, limits: dict
 def admissions(versions: dict[str, int], *creations: Creation) -> Admissions:
     """Creations for the key x of quota a that are admitted now."""
     snapshots = [creation.snapshot for creation in creations]
-    known = {"a": KnownQuota(1, 0, {queue(a="x"): 9})}
+    known = {"a": known_quota(1, {queue(a="x"): 9})}
     now = snapshots[0].execution.created_at
     return replace(at_submission(snapshots, now, known, ()), versions=versions)
 
@@ -330,7 +330,7 @@ async def test_new_runs_are_admitted_in_the_commit_that_creates_them(bench: Benc
     answer = await bench.store.submit_and_admit([first, second, plain], given, bench.now)
     assert answer == ([None, None, None], True)
     ready = await bench.ready(first.snapshot, second.snapshot, plain.snapshot)
-    assert ready == [given.admitted[uuid_of(first.snapshot)], plain.snapshot]
+    assert ready == [given.admitted[uuid_of(first.snapshot).int], plain.snapshot]
     assert await bench.load(second.snapshot) == second.snapshot
     assert await bench.slots(a="x") == 1
     assert await bench.version("a") == quota.version + 1

@@ -8,23 +8,24 @@ import pytest
 from msgspec.structs import replace
 
 from flowfabric.core.base.time import Millis
-from flowfabric.core.limit.at_submission import KnownQuota, at_submission
+from flowfabric.core.limit.at_submission import at_submission
 from flowfabric.core.limit.budget import Budget
 from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.core.limit.quota import Quota, Rate, Use, queue_of
-from flowfabric.core.limit.release import release
+from flowfabric.core.limit.release import Release, release
 from flowfabric.core.limit.spend import BudgetLedger, Expense, spend
 from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.postgres.limits import FEW_SLOTS
 from flowfabric.store.postgres.submit import admitted_values
-from flowfabric.store.queries import InQueue, LedgerNeeds, LinesRequest
+from flowfabric.store.queries import InQueue, LedgerNeeds, LinesRequest, ServedLines
 from flowfabric.store.rows.record import LANES, QUOTAS
-from flowfabric.store.sql import load_migrations, load_queries
+from flowfabric.store.sql import load_migrations
+from tests.kit.limiting import known_quota
 from tests.kit.postgres import Databases
 from tests.store import limit_bench, postgres_bench
 from tests.store.limit_bench import candidate, queue, uses_of, uuid_of, uuids
-from tests.store.postgres_bench import lose_reply, until_waiting, wait_for_locks
+from tests.store.postgres_bench import lose_reply, plan, until_waiting, wait_for_locks
 
 MINUTE = Millis(60_000)
 
@@ -105,18 +106,6 @@ async def crowded(
         yield Bench(inner)
 
 
-async def plan(bench: Bench, settings: dict[str, str], name: str, *values: Any) -> str:
-    """How the server runs a query on a connection of the given kind."""
-    connection = await bench.store.session.dialer.dial(settings)
-    query = load_queries("postgres")[name]
-    transaction = connection.transaction()
-    await transaction.start()
-    rows = await connection.fetch(f"explain (analyze, costs off, timing off) {query}", *values)
-    await transaction.rollback()
-    await connection.close()
-    return "\n".join(line for (line,) in rows)
-
-
 def most_read(steps: str) -> int:
     """The most rows any step gave at once."""
     counted = [line.split("rows=")[1] for line in steps.splitlines() if "rows=" in line]
@@ -127,7 +116,7 @@ async def test_a_standing_touches_only_the_queues_it_is_asked_for(crowded: Bench
     asked = [queue(each=str(i)) for i in range(5)]
     for name in ("each", "all"):
         some: tuple[Any, ...] = (name, asked, [], [], crowded.now, FEW_SLOTS, 100, 16)
-        steps = await plan(crowded, PINNED, "quota_view", *some)
+        steps = await plan(crowded.store, PINNED, "quota_view", *some)
         assert "Seq Scan" not in steps
         assert most_read(steps) <= 5 * 16 + 5 + 5 + 5 + 10
     assert "using queue_key on queue" in steps
@@ -138,7 +127,13 @@ async def test_lines_of_keys_read_as_many_as_there_are_slots(crowded: Bench) -> 
     quota = (await crowded.store.records.get(QUOTAS, ["each"]))["each"]
     assert await crowded.store.records.put(QUOTAS, replace(quota, rate_per_key=None), quota.version)
     asked = [queue(each=str(i)) for i in range(50)]
-    steps = await plan(crowded, PINNED, "served_lines", "each", asked, [], [], crowded.now, 500)
+    values: tuple[Any, ...] = ("each", asked, [], [], crowded.now, 500)
+    given = *values, [2] * 50, quota.version + 1
+    steps = await plan(crowded.store, PINNED, "served_lines", *given)
+    for slots in ("ready_queue on ready r", "lease_queue on lease l"):
+        assert f"{slots} (never executed)" in steps
+    counted = *values, [None] * 50, None
+    steps = await plan(crowded.store, PINNED, "served_lines", *counted)
     assert "Seq Scan" not in steps
     assert most_read(steps) <= 50 * 2
     assert "using queue_key on queue" in steps
@@ -150,7 +145,7 @@ async def test_lines_of_keys_read_as_many_as_there_are_slots(crowded: Bench) -> 
 
 async def test_a_standing_of_all_queues_walks_them_by_turn_and_stops(crowded: Bench) -> None:
     every: tuple[Any, ...] = ("all", None, [], [], crowded.now, FEW_SLOTS, 20, 3)
-    steps = await plan(crowded, PINNED, "quota_view", *every)
+    steps = await plan(crowded.store, PINNED, "quota_view", *every)
     assert "using queue_turn on queue" in steps
     assert "using parked_queue on parked" in steps
     assert "Seq Scan" not in steps
@@ -174,18 +169,18 @@ async def test_a_submission_asks_each_line_by_the_index_whether_a_run_waits(
     creations = [crowded.creation({"each": str(i)}) for i in range(20)]
     snapshots = [creation.snapshot for creation in creations]
     lines = {queue(each=str(i)): 1 for i in range(20)}
-    given = at_submission(snapshots, crowded.now, {"each": KnownQuota(1, 0, lines)}, ())
+    given = at_submission(snapshots, crowded.now, {"each": known_quota(1, lines)}, ())
     book = crowded.store.session.book
     await book.need_routes({snapshot.execution.route for snapshot in snapshots})
     values = admitted_values(creations, given, crowded.now, book.names)
     for settings in (PINNED, FREE):
-        steps = await plan(crowded, settings, "admitted_executions", *values)
+        steps = await plan(crowded.store, settings, "admitted_executions", *values)
         assert "using parked_queue on parked" in steps
         assert most_read(steps) <= 20
 
 
 async def test_crowds_go_from_queue_to_queue(crowded: Bench) -> None:
-    steps = await plan(crowded, PINNED, "crowds", -1, 10)
+    steps = await plan(crowded.store, PINNED, "crowds", -1, 10)
     assert "Seq Scan" not in steps
     assert most_read(steps) <= 10
     found = await crowded.store.crowds(-1, 3 * QUEUES)
@@ -204,7 +199,7 @@ async def test_a_release_reads_by_key(crowded: Bench) -> None:
         *zip(*((*noted, count) for noted, count in decided.admissions.items()), strict=True),
         ["each"], [0], columns[2],
     )  # fmt: skip
-    steps = await plan(crowded, PINNED, "released", *map(_sendable, values))
+    steps = await plan(crowded.store, PINNED, "released", *map(_sendable, values))
     assert "Seq Scan" not in steps
     assert "using parked_pkey on parked" in steps
     assert "Tid Scan on parked" in steps
@@ -223,7 +218,7 @@ async def test_who_is_before_and_who_waits_is_read_from_the_index(crowded: Bench
         "waiting_in": (number, 5),
         "ahead_of": (number, 10**15, uuid, 7),
     }.items():
-        steps = await plan(crowded, FREE, name, *values)
+        steps = await plan(crowded.store, FREE, name, *values)
         assert "using parked_queue on parked" in steps
         assert most_read(steps) <= 7
 
@@ -237,7 +232,7 @@ async def test_a_draining_lane_does_not_read_what_has_not_begun(crowded: Bench) 
     )
     await crowded.store.records.put(LANES, Lane(name="default", state=LaneState.DRAINING), 0)
     values = ([1], crowded.now, ["w1"], 26, 10, [crowded.fresh()], [1], [30_000], 2**31 - 1, [0])
-    steps = await plan(crowded, PINNED, "taken_leases_by_lane", *values)
+    steps = await plan(crowded.store, PINNED, "taken_leases_by_lane", *values)
     assert "using ready_begun on ready" in steps
     assert most_read(steps) <= 26
     assert await crowded.claim() == []
@@ -308,15 +303,15 @@ async def test_two_processes_that_serve_a_line_at_once_admit_no_more_than_it_has
     transaction = raw.transaction()
     await transaction.start()
     await raw.execute("select from flowfabric.quota for update")
-    ask = LinesRequest("a", (queue(a="x"),), bench.now, 99)
+    ask = LinesRequest("a", {queue(a="x"): None}, None, bench.now, 99)
     racing = [asyncio.ensure_future(bench.store.serve(ask))]
     await until_waiting(await bench.raw())
     racing.append(asyncio.ensure_future(other.serve(ask)))
     await until_waiting(await bench.raw(), 2)
     await transaction.rollback()
     first, second = await asyncio.gather(*racing)
-    assert first is not None
-    assert second is not None
+    assert isinstance(first, ServedLines)
+    assert isinstance(second, ServedLines)
     assert (first.moved, second.moved) == (2, 0)
     assert second.version == first.version + 1
     assert second.room == {queue(a="x"): 0}
@@ -327,7 +322,7 @@ async def test_a_submission_waits_for_no_release(bench: Bench) -> None:
     """Its runs wait in their line if another session has the quota locked."""
     quota = await bench.quota("a", concurrency_per_key=2)
     creation = bench.creation({"a": "x"})
-    known = {"a": KnownQuota(quota.version, 0, {queue(a="x"): 2})}
+    known = {"a": known_quota(quota.version, {queue(a="x"): 2})}
     given = at_submission([creation.snapshot], bench.now, known, ())
     raw = await bench.raw()
     transaction = raw.transaction()
@@ -342,7 +337,7 @@ async def test_a_submission_waits_for_no_release(bench: Bench) -> None:
 async def test_a_submission_whose_reply_was_lost_creates_its_runs_once(bench: Bench) -> None:
     quota = await bench.quota("a", concurrency_per_key=2)
     creation = bench.creation({"a": "x"})
-    known = {"a": KnownQuota(quota.version, 0, {queue(a="x"): 2})}
+    known = {"a": known_quota(quota.version, {queue(a="x"): 2})}
     given = at_submission([creation.snapshot], bench.now, known, ())
     lose_reply(bench.store.session.submit)
     existing, stood = await bench.store.submit_and_admit([creation], given, bench.now)
@@ -455,6 +450,17 @@ async def test_a_refused_release_whose_reply_was_lost_stays_refused(bench: Bench
     lose_reply(bench.store.session.limit)
     assert await bench.through(waiting, versions={"a": 7}) is None
     assert await bench.load(waiting) == waiting
+
+
+async def test_a_release_whose_request_was_lost_may_be_that_of_a_rival(bench: Bench) -> None:
+    """The rival has moved the version: the answer tells that it may be taken for this one."""
+    quota = await bench.quota("a", concurrency_per_key=2)
+    (waiting,) = await bench.submit(1, {"a": "k"})
+    assert await bench.through(waiting, versions={"a": quota.version}) == {uuid_of(waiting)}
+    lose_reply(bench.store.session.limit)
+    looked = await bench.store.release(Release(versions={"a": quota.version}))
+    assert looked is not None
+    assert looked.repeated
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["alone", "others_went_on"])

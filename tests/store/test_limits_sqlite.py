@@ -18,6 +18,7 @@ from flowfabric.store.sql import load_migrations, load_queries
 from flowfabric.store.sqlite import open_sqlite
 from flowfabric.store.sqlite.schema import _statements
 from tests.store.limit_bench import Bench, freed, move, queue, uuid_of
+from tests.store.sqlite_bench import plan
 
 CROWD = 100_000
 
@@ -33,14 +34,6 @@ async def bench(path: str, clock: ManualClock) -> AsyncIterator[Bench]:
     await store.migrate()
     yield Bench(store, clock)
     await store.close()
-
-
-def plan(path: str, query_name: str, /, *values: object, **named: object) -> str:
-    connection = sqlite3.connect(path)
-    query = "explain query plan " + load_queries("sqlite")[query_name]
-    text = "\n".join(row[3] for row in connection.execute(query, named or values))
-    connection.close()
-    return text
 
 
 def steps(path: str, name: str, **named: object) -> int:

@@ -1,17 +1,14 @@
 """What owners and operators write, and what is refused."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from uuid import UUID
 
-import pytest
 from msgspec.structs import replace
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import attempt, lease, operator
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.event import EventKind
-from flowfabric.core.execution.lease import Owner
 from flowfabric.core.execution.model import (
     EMPTY_LIFE,
     Ended,
@@ -19,13 +16,15 @@ from flowfabric.core.execution.model import (
     Flags,
     Outcome,
 )
-from flowfabric.store.queries import EventQuery, Progress, SideWrite
+from flowfabric.store.queries import Progress, SideWrite
 from tests.store.postgres_bench import (
+    KEPT_AN_HOUR,
+    OPERATOR,
     TTL,
     Bench,
     after,
+    kinds,
     lease_of,
-    opened,
     owner_of,
     progress,
     renewal,
@@ -34,21 +33,6 @@ from tests.store.postgres_bench import (
     uuid_of,
     uuids,
 )
-
-OPERATOR = Owner(source="operator_override")
-KEPT_AN_HOUR = {"stream_policy": {"retention_ttl_ms": 3_600_000}}
-
-
-@pytest.fixture
-async def bench(database: str) -> AsyncIterator[Bench]:
-    async with opened(database) as bench:
-        yield bench
-
-
-async def kinds(bench: Bench, uuid: UUID) -> list[EventKind]:
-    page = await bench.store.events(EventQuery(uuid=uuid))
-    return [event.kind for event in page.events]
-
 
 # -- renew
 

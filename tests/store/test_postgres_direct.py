@@ -2,7 +2,6 @@
 batches of several kinds, and the plans."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
 
@@ -32,17 +31,11 @@ from flowfabric.store.queries import EventQuery, FlowQuery, MembersOf
 from flowfabric.store.sql import load_queries
 from tests.store import postgres_bench
 from tests.store.flow_bench import A, B, Bench, after, cancelled, chore, edge, touch, uuid_of
-from tests.store.postgres_bench import lose_reply, opened, until_waiting
+from tests.store.postgres_bench import lose_reply, until_waiting
 
 FIRST = Next(Start.INITIAL, 0)
 WAITING = Waiting(Gate.DEPENDENCIES, FIRST)
 READY = Ready(FIRST)
-
-
-@pytest.fixture
-async def server(database: str) -> AsyncIterator[postgres_bench.Bench]:
-    async with opened(database) as bench:
-        yield bench
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 writes, rivals, renewals, lost replies, a refused one among others, and the plans."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from uuid import UUID
 
 import pytest
@@ -30,7 +29,6 @@ from tests.store.postgres_bench import (
     Bench,
     after,
     lose_reply,
-    opened,
     renewal,
     step,
     until_waiting,
@@ -42,12 +40,6 @@ CONTINUED = Next(Start.CONTINUE, 0)
 PARKED = Suspended(CONTINUED, FIRST, "waiting_for_signal", Millis(5))
 READY = Ready(CONTINUED)
 NAMES = {"suspended_directly", "resumed_directly", "held_directly", "state_versions"}
-
-
-@pytest.fixture
-async def bench(database: str) -> AsyncIterator[Bench]:
-    async with opened(database) as bench:
-        yield bench
 
 
 def moved(snapshot: Snapshot, state: State | None = None, source: int = 1) -> Change[object]:

@@ -1,32 +1,19 @@
 """Events that nobody skips, and hints that anybody may."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from uuid import UUID
 
 import pytest
 
 from flowfabric.core.base.errors import Unavailable
 from flowfabric.core.execution.event import EventKind
-from flowfabric.core.execution.lease import Owner
 from flowfabric.store.postgres import events as events_module
 from flowfabric.store.queries import NEWEST, EventQuery
 from tests.store.postgres_bench import (
     W1,
     Bench,
     id_of,
-    opened,
 )
-
-OPERATOR = Owner(source="operator_override")
-KEPT_AN_HOUR = {"stream_policy": {"retention_ttl_ms": 3_600_000}}
-
-
-@pytest.fixture
-async def bench(database: str) -> AsyncIterator[Bench]:
-    async with opened(database) as bench:
-        yield bench
-
 
 # -- events
 

@@ -1,7 +1,7 @@
 """Broken connections, rivals, wrong addresses, and items nobody can write."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import asyncpg
 import pytest
@@ -11,7 +11,6 @@ from flowfabric.core.base.errors import Invalid, StoreFull, StoreReadOnly, Unava
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import lease, operator
-from flowfabric.core.execution.lease import Owner
 from flowfabric.core.execution.submission import Creation
 from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres.address import read_address
@@ -21,6 +20,7 @@ from flowfabric.store.postgres.faults import divide, is_broken, translate
 from flowfabric.store.postgres.link import MAX_BREAKS, MAX_RIVALS
 from tests.kit.postgres import Databases, with_database
 from tests.store.postgres_bench import (
+    OPERATOR,
     Bench,
     after,
     its_connection,
@@ -31,15 +31,6 @@ from tests.store.postgres_bench import (
     until_waiting,
     uuids,
 )
-
-OPERATOR = Owner(source="operator_override")
-
-
-@pytest.fixture
-async def bench(database: str) -> AsyncIterator[Bench]:
-    async with opened(database) as bench:
-        yield bench
-
 
 # -- broken connections
 

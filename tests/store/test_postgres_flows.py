@@ -1,11 +1,9 @@
 """Flows on Postgres: lost replies, locks, statements that are not sent, and the plans."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 from uuid import UUID
 
-import psycopg
 import pytest
 from msgspec.structs import replace
 
@@ -26,12 +24,6 @@ from tests.store.postgres_bench import lose_reply, opened, until_waiting
 @pytest.fixture
 def database(new_database: str) -> str:
     return new_database
-
-
-@pytest.fixture
-async def server(database: str) -> AsyncIterator[postgres_bench.Bench]:
-    async with opened(database) as bench:
-        yield bench
 
 
 @pytest.fixture
@@ -246,32 +238,6 @@ async def crowd(raw: Connection) -> None:
         """
     )
     await raw.execute("vacuum analyze")
-
-
-@pytest.fixture(params=["new", "emptied", "crowded"])
-def filled_database(request: pytest.FixtureRequest, fresh_database: Callable[..., str]) -> str:
-    """A plan is made when a process starts, whatever is in the tables then."""
-    if request.param == "crowded":
-        return fresh_database(template=request.getfixturevalue("crowded_template"))
-    url: str = request.getfixturevalue("database")
-    if request.param == "emptied":
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute("vacuum analyze")
-    return url
-
-
-@pytest.fixture
-async def filled(filled_database: str) -> AsyncIterator[postgres_bench.Bench]:
-    async with opened(filled_database) as server:
-        yield server
-
-
-@pytest.fixture
-async def crowded(
-    fresh_database: Callable[..., str], crowded_template: str
-) -> AsyncIterator[postgres_bench.Bench]:
-    async with opened(fresh_database(template=crowded_template)) as server:
-        yield server
 
 
 async def plan(

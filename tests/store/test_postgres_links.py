@@ -8,25 +8,17 @@ import pytest
 
 from flowfabric.core.base.errors import Unavailable
 from flowfabric.core.execution import operator
-from flowfabric.core.execution.lease import Owner
 from flowfabric.core.limit.lane import Lane
 from flowfabric.store.postgres import link as links
 from flowfabric.store.postgres import open_postgres, wires
 from flowfabric.store.postgres.wires import SIZE, Wires
 from flowfabric.store.rows.record import LANES
 from tests.kit.proxy import Proxy, proxied
-from tests.store.postgres_bench import (
-    Bench,
-    opened,
-    renewal,
-    until_waiting,
-    uuids,
-)
+from tests.store.postgres_bench import OPERATOR, Bench, opened, renewal, until_waiting, uuids
 from tests.worker.bench import until
 
 pytestmark = pytest.mark.long
 
-OPERATOR = Owner(source="operator_override")
 
 Operation = Callable[[Bench], Awaitable[object]]
 

@@ -4,7 +4,6 @@ that can be claimed is missed."""
 import asyncio
 import random
 import re
-from collections.abc import AsyncIterator
 
 import pytest
 from asyncpg.transaction import Transaction
@@ -29,16 +28,10 @@ from flowfabric.store.postgres.low_water import (
     LowWaterMarks,
     Ranges,
 )
-from tests.store.postgres_bench import Bench, opened, uuids
+from tests.store.postgres_bench import Bench, uuids
 
 NOW = Millis(1_700_000_000_000)
 LOOKED = Look(0.001, 10, FEW_DEAD)
-
-
-@pytest.fixture
-async def bench(database: str) -> AsyncIterator[Bench]:
-    async with opened(database) as bench:
-        yield bench
 
 
 @pytest.fixture
@@ -247,6 +240,7 @@ def test_the_whole_table_is_looked_through_as_often_as_its_cost_allows() -> None
 @pytest.mark.parametrize(
     "name",
     [
+        "ended_and_claimed",
         "ended_leases",
         "ended_with_downstreams",
         "held_directly",

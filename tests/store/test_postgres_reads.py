@@ -1,7 +1,6 @@
 """What can be asked, and what is due."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
 
@@ -10,7 +9,6 @@ import pytest
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import attempt, lease, operator
 from flowfabric.core.execution.grant import Grantee, issue_grant
-from flowfabric.core.execution.lease import Owner
 from flowfabric.core.execution.model import (
     EMPTY_LIFE,
     Active,
@@ -35,28 +33,19 @@ from flowfabric.store.queries import Claimable, Counts, EventQuery, Progress, Qu
 from flowfabric.store.rows.execution import COLUMNS, place_of, state_row
 from flowfabric.store.rows.record import LANES
 from tests.store.postgres_bench import (
+    KEPT_AN_HOUR,
+    OPERATOR,
     TTL,
     W1,
     W2,
     Bench,
     id_of,
     lease_of,
-    opened,
     owner_of,
     progress,
     renewal,
     uuids,
 )
-
-OPERATOR = Owner(source="operator_override")
-KEPT_AN_HOUR = {"stream_policy": {"retention_ttl_ms": 3_600_000}}
-
-
-@pytest.fixture
-async def bench(database: str) -> AsyncIterator[Bench]:
-    async with opened(database) as bench:
-        yield bench
-
 
 # -- one execution
 

@@ -1,21 +1,25 @@
 """Replies lost after the commit: done once, and told right."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
+from msgspec.structs import replace
 
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import attempt, lease, operator
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.frame import BEGINNING, END, NewFrame, StreamMode
-from flowfabric.core.execution.lease import Owner
+from flowfabric.core.execution.lease import Taking
 from flowfabric.core.execution.model import Failure
 from flowfabric.core.execution.stream import Stream, StreamHeader, append
+from flowfabric.core.flow.progress import claim_with
 from flowfabric.store.postgres.link import Link
 from flowfabric.store.queries import EventQuery, FrameQuery, FrameRows, FrameWrite, SideWrite
+from tests.kit.flow_lab import declare
+from tests.kit.lab import Lab
 from tests.store.postgres_bench import (
+    OPERATOR,
     TTL,
     Bench,
     after,
@@ -23,7 +27,6 @@ from tests.store.postgres_bench import (
     its_connection,
     lease_of,
     lose_reply,
-    opened,
     owner_of,
     progress,
     renewal,
@@ -32,15 +35,6 @@ from tests.store.postgres_bench import (
     uuid_of,
     uuids,
 )
-
-OPERATOR = Owner(source="operator_override")
-
-
-@pytest.fixture
-async def bench(database: str) -> AsyncIterator[Bench]:
-    async with opened(database) as bench:
-        yield bench
-
 
 # -- a reply lost after the commit
 
@@ -103,9 +97,28 @@ async def test_a_lost_reply_to_an_ending_is_recognised(bench: Bench) -> None:
         attempt.fail(failing, bench.now, owner_of(failing), Failure("no", "permanent")),
         bench.completion(gone),
     ]
-    assert await bench.store.end(changes, bench.now) == set(uuids([held, failing]))
+    ended = await bench.store.end(changes, bench.now)
+    assert (ended, ended.repeated) == (set(uuids([held, failing])), True)
     events = await bench.store.events(EventQuery(uuid=held.execution.uuid))
     assert [e.kind for e in events.events] == [EventKind.CLAIMED, EventKind.COMPLETED]
+
+
+async def test_a_lost_reply_to_a_follow_on_claim_tells_what_was_taken(bench: Bench) -> None:
+    lab = await Lab.open(bench.store, bench.clock)
+    flow = await declare(lab, "a>b", given={"b": {"payload": b"given"}})
+    held = await lab.claim_one()
+    ending = bench.completion(held.snapshot)
+    following = await lab.engine.attempts._downstreams.after([ending], bench.now)
+    (release,) = following.changes
+    call = bench.call(1)
+    claimed = claim_with(release.change, bench.now, Taking(call.id, call.worker, call.ttl))
+    assert claimed is not None
+    lose_reply(bench.store.session.end)
+    downstream = replace(release, claimed=claimed)
+    rows = await bench.store.end_and_claim([ending], bench.now, [downstream], call)
+    assert rows == {flow["a"].uuid, flow["b"].uuid}
+    assert rows.claimed == {flow["b"].uuid: b"given"}
+    assert (await bench.store.load([flow["b"].uuid]))[flow["b"].uuid] == claimed.after
 
 
 async def test_an_ending_by_another_owner_is_not_taken_for_its_own(bench: Bench) -> None:

@@ -1,7 +1,7 @@
 """The schema: made from nothing, described, refused when newer; and the plans it is made for."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
@@ -16,9 +16,9 @@ from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.postgres.due import LARGE
 from flowfabric.store.postgres.low_water import HIGHEST, LOWEST
 from flowfabric.store.rows.execution import COLUMNS, EVENT, EXECUTION, SNAPSHOT, STEP
-from flowfabric.store.sql import load_migrations, load_queries
+from flowfabric.store.sql import load_migrations
 from tests.kit.postgres import Databases
-from tests.store.postgres_bench import W1, Bench, opened, renewal
+from tests.store.postgres_bench import W1, Bench, opened, plan, renewal
 
 SNAPSHOT_FILE = files("flowfabric.store.postgres") / "schema.snapshot.sql"
 
@@ -26,12 +26,6 @@ SNAPSHOT_FILE = files("flowfabric.store.postgres") / "schema.snapshot.sql"
 @pytest.fixture
 def database(new_database: str) -> str:
     return new_database
-
-
-@pytest.fixture
-async def bench(database: str) -> AsyncIterator[Bench]:
-    async with opened(database) as bench:
-        yield bench
 
 
 # -- migrations
@@ -145,14 +139,6 @@ def crowded_template(databases: Databases, migrated_template: str) -> str:
     return url
 
 
-@pytest.fixture
-async def crowded(
-    crowded_template: str, fresh_database: Callable[..., str]
-) -> AsyncIterator[Bench]:
-    async with opened(fresh_database(template=crowded_template)) as bench:
-        yield bench
-
-
 async def crowd(raw: Connection) -> None:
     """Half of them ready, a quarter each parked and done, and events of all."""
     await raw.execute(
@@ -179,24 +165,12 @@ async def crowd(raw: Connection) -> None:
     await raw.execute("analyze")
 
 
-async def plan(bench: Bench, settings: dict[str, str], name: str, *values: Any) -> str:
-    """How the server runs a query on a connection of the given kind."""
-    connection = await bench.store.session.dialer.dial(settings)
-    query = load_queries("postgres")[name]
-    transaction = connection.transaction()
-    await transaction.start()
-    rows = await connection.fetch(f"explain (analyze, costs off) {query}", *values)
-    await transaction.rollback()
-    await connection.close()
-    return "\n".join(line for (line,) in rows)
-
-
 async def test_a_claim_reads_the_index_in_its_order(crowded: Bench) -> None:
     numbers = list(crowded.store.session.book.names.routes) or [1, 2]
     calls = ([crowded.fresh()], [1], [30_000])
     ranges = ([LOWEST] * len(numbers), [HIGHEST] * len(numbers), False)
     values = (numbers, crowded.now, ["w1"], 26, 10, *calls, 2**31 - 1, [0], *ranges)
-    steps = await plan(crowded, PINNED, "taken_leases", *values)
+    steps = await plan(crowded.store, PINNED, "taken_leases", *values)
     assert "Index Scan using ready_rank on ready" in steps
     assert "Tid Scan on ready" in steps
     assert "Seq Scan on ready" not in steps
@@ -213,10 +187,10 @@ async def test_a_claim_is_in_order_however_many_wait(crowded: Bench) -> None:
 
 
 async def test_what_is_due_is_found_by_its_indexes(crowded: Bench) -> None:
-    steps = await plan(crowded, FREE, "due_executions", crowded.now, 100, True)
+    steps = await plan(crowded.store, FREE, "due_executions", crowded.now, 100, True)
     assert "parked_due_at" in steps
     assert "Seq Scan on parked" not in steps
-    steps = await plan(crowded, FREE, "next_due_moment", crowded.now, True)
+    steps = await plan(crowded.store, FREE, "next_due_moment", crowded.now, True)
     assert "Seq Scan on parked" not in steps
 
 
@@ -224,7 +198,7 @@ async def test_what_is_due_is_found_by_its_indexes(crowded: Bench) -> None:
 async def test_a_page_reads_the_index_in_its_order_and_stops(crowded: Bench, name: str) -> None:
     nothing = (None,) * 11
     values: tuple[Any, ...] = (*nothing, None, None, [], [], 101, None)
-    steps = await plan(crowded, FREE, name, *values)
+    steps = await plan(crowded.store, FREE, name, *values)
     assert "using execution_created_at on execution" in steps
     assert "Presorted Key: execution.created_at" in steps  # those of one moment are sorted by id
     assert "->  Sort" not in steps
@@ -243,7 +217,7 @@ async def test_a_page_reads_the_index_in_its_order_and_stops(crowded: Bench, nam
         101,
         None,
     )
-    steps = await plan(crowded, FREE, name, *filtered)
+    steps = await plan(crowded.store, FREE, name, *filtered)
     assert "using execution_created_at on execution" in steps
 
 
@@ -252,39 +226,39 @@ async def test_a_page_of_failures_reads_its_index_in_order_and_stops(crowded: Be
     await raw.execute("update flowfabric.done set outcome = 1 where ended_at % 8 = 3")
     await raw.execute("analyze flowfabric.done")
     for last in ((None, None), (crowded.now, crowded.fresh())):
-        steps = await plan(crowded, FREE, "failed_executions", 0, *last, 100)
+        steps = await plan(crowded.store, FREE, "failed_executions", 0, *last, 100)
         assert "using done_failed on done" in steps
         for table in ("execution", "done"):
             assert f"Seq Scan on {table}" not in steps
 
 
 async def test_counts_and_trims_do_not_read_all_that_ended(crowded: Bench) -> None:
-    steps = await plan(crowded, FREE, "state_counts", None, None, 100_001, [1, 2, 3, 4], 9)
+    steps = await plan(crowded.store, FREE, "state_counts", None, None, 100_001, [1, 2, 3, 4], 9)
     assert "using done_outcome on done" in steps
     for unread_from in (0, crowded.now, FOREVER):
-        steps = await plan(crowded, FREE, "trimmable_executions", 0, 0, 500, unread_from)
+        steps = await plan(crowded.store, FREE, "trimmable_executions", 0, 0, 500, unread_from)
         assert "Seq Scan on done" not in steps
     assert "done_trim_at" in steps
 
 
 async def test_loads_and_endings_read_by_key(crowded: Bench) -> None:
     ids = [crowded.fresh() for _ in range(100)]
-    steps = await plan(crowded, PINNED, "snapshots", ids)
+    steps = await plan(crowded.store, PINNED, "snapshots", ids)
     assert "Seq Scan" not in steps
     none: tuple[list[Any], ...] = ([],) * 13
     row = ([ids[0]], [1], [1], [ids[0]], [2], [None], [0], [5], [None], [5], [10], [None])
-    steps = await plan(crowded, PINNED, "ended_leases", *row, crowded.now, *none)
+    steps = await plan(crowded.store, PINNED, "ended_leases", *row, crowded.now, *none)
     assert "Index Scan using lease_pkey on lease" in steps
 
 
 async def test_events_are_read_in_the_order_of_their_key(crowded: Bench) -> None:
     nothing = (None, None, None, None)
-    steps = await plan(crowded, PINNED, "events_after", 10, 10**6, *nothing, 100)
+    steps = await plan(crowded.store, PINNED, "events_after", 10, 10**6, *nothing, 100)
     assert "using event_pkey on event" in steps
     uuid = (await crowded.store.held_leases(W1.instance, 1))[0].id.uuid
-    steps = await plan(crowded, PINNED, "events_of", 0, 10**6, *nothing, 100, uuid)
+    steps = await plan(crowded.store, PINNED, "events_of", 0, 10**6, *nothing, 100, uuid)
     assert "using event_id on event" in steps
-    steps = await plan(crowded, FREE, "trimmed_registry_events", crowded.now, 100)
+    steps = await plan(crowded.store, FREE, "trimmed_registry_events", crowded.now, 100)
     assert "using event_registry on event" in steps
 
 

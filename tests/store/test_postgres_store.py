@@ -1,7 +1,6 @@
 """What is submitted, and who gets it."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
 
@@ -12,41 +11,31 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import attempt, grant, lease, operator
 from flowfabric.core.execution.event import EventKind
-from flowfabric.core.execution.lease import Owner, Taking
+from flowfabric.core.execution.lease import Taking
 from flowfabric.core.execution.model import (
     Failure,
     Lost,
     Ready,
+    Snapshot,
     Start,
     Waiting,
 )
+from flowfabric.core.execution.step import Step
 from flowfabric.core.limit.lane import Lane, LaneState
-from flowfabric.store.queries import NEWEST, EventQuery
+from flowfabric.store.queries import NEWEST, EventQuery, SideWrite
 from flowfabric.store.rows.record import LANES
 from tests.store.postgres_bench import (
+    KEPT_AN_HOUR,
+    OPERATOR,
     W1,
     W2,
     Bench,
     id_of,
-    opened,
+    lease_of,
     owner_of,
+    step,
     uuids,
 )
-
-OPERATOR = Owner(source="operator_override")
-KEPT_AN_HOUR = {"stream_policy": {"retention_ttl_ms": 3_600_000}}
-
-
-@pytest.fixture
-async def bench(database: str) -> AsyncIterator[Bench]:
-    async with opened(database) as bench:
-        yield bench
-
-
-async def kinds(bench: Bench, uuid: UUID) -> list[EventKind]:
-    page = await bench.store.events(EventQuery(uuid=uuid))
-    return [event.kind for event in page.events]
-
 
 # -- submit
 
@@ -329,3 +318,55 @@ async def test_a_claim_brings_the_payload(bench: Bench) -> None:
     await bench.store.submit([creation], bench.now)
     (taken,) = await bench.store.claim(bench.call(), bench.now)
     assert taken.payload == creation.payload
+
+
+async def handed_back(bench: Bench, *steps: Step) -> Snapshot:
+    """A run that has recorded steps and waits to be taken again."""
+    held = await bench.running()
+    lease = lease_of(held)
+    writes = [
+        SideWrite(held.execution.uuid, lease.id, held.head.epoch, step=each) for each in steps
+    ]
+    await bench.store.write_progress(writes, bench.now)
+    return await bench.apply(attempt.hand_back(held, bench.now, owner_of(held)))
+
+
+async def test_a_claim_brings_the_steps_of_the_generation_that_goes_on(bench: Bench) -> None:
+    """In order, however they were written; a first attempt has none."""
+    await handed_back(
+        bench, step(1, "mail"), step(0, "charge"), replace(step(0, "charge"), generation=1)
+    )
+    await bench.submit()
+    began, fresh = await bench.store.claim(bench.call(2), bench.now)
+    assert began.steps == (step(0, "charge"), step(1, "mail"))
+    assert fresh.steps is None
+
+
+async def test_a_claim_from_a_lane_with_a_concurrency_brings_the_steps_too(bench: Bench) -> None:
+    await handed_back(bench, step(0))
+    await bench.store.records.put(LANES, Lane(name="default", concurrency=1), 0)
+    (taken,) = await bench.store.claim(bench.call(), bench.now)
+    assert taken.steps == (step(0),)
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "brought"), [(32, 512, True), (33, 1, False), (2, 8_193, False)]
+)
+async def test_a_claim_leaves_many_or_large_steps_to_be_read(
+    bench: Bench, count: int, size: int, brought: bool
+) -> None:
+    steps = [step(n, f"step{n}", bytes(size)) for n in range(count)]
+    held = await handed_back(bench, *steps)
+    (taken,) = await bench.store.claim(bench.call(), bench.now)
+    assert taken.steps == (tuple(steps) if brought else None)
+    assert await bench.store.steps([(held.execution.uuid, 0)]) == [steps]
+
+
+async def test_a_claim_that_is_repeated_leaves_the_steps_to_be_read(bench: Bench) -> None:
+    """Its first try may have recorded more since."""
+    await handed_back(bench, step(0))
+    call = bench.call()
+    (first,) = await bench.store.claim(call, bench.now)
+    (again,) = await bench.store.claim(replace(call, repeated=True), bench.now)
+    assert (first.steps, again.steps) == ((step(0),), None)
+    assert again.snapshot == first.snapshot

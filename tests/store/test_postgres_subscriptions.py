@@ -21,18 +21,12 @@ from flowfabric.engine.execution import events as following
 from flowfabric.store.open import open_store
 from flowfabric.store.rows.record import PRESENCES
 from tests.kit.proxy import Proxy, proxied
-from tests.store.postgres_bench import Bench, lose_reply, opened
+from tests.store.postgres_bench import Bench, lose_reply
 
 LATE = """insert into flowfabric.event (id, at, kind, epoch, detail, namespace)
     values ('00000000-0000-0000-0000-000000000000', 0, 60, 0,
         convert_to('{"worker": "w", "instance": "' || $1 || '"}', 'UTF8'), $1)"""
 """A worker of the namespace $1 registers, as another process would write it."""
-
-
-@pytest.fixture
-async def bench(database: str) -> AsyncIterator[Bench]:
-    async with opened(database) as bench:
-        yield bench
 
 
 @pytest.fixture

@@ -1,11 +1,10 @@
 """Waits on Postgres: lost replies, statements that are not sent, and the plans."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-import psycopg
 import pytest
 from msgspec.structs import replace
 
@@ -18,13 +17,7 @@ from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.rows.record import KEYRING, ONLY, SealedKeyring
 from flowfabric.store.sql import load_queries
 from tests.kit.postgres import Databases
-from tests.store.postgres_bench import (
-    Bench,
-    after,
-    lose_reply,
-    opened,
-    uuid_of,
-)
+from tests.store.postgres_bench import Bench, after, lose_reply, opened, plan, uuid_of
 
 HERE, FIRST = UUID(int=1), UUID(int=11)
 
@@ -32,12 +25,6 @@ HERE, FIRST = UUID(int=1), UUID(int=11)
 @pytest.fixture
 def database(new_database: str) -> str:
     return new_database
-
-
-@pytest.fixture
-async def bench(database: str) -> AsyncIterator[Bench]:
-    async with opened(database) as bench:
-        yield bench
 
 
 def signalled(snapshot: Snapshot, id: int, *, number: int = 1, **written: Any) -> Change[object]:
@@ -203,36 +190,6 @@ async def crowd(raw: Connection) -> None:
     await raw.execute("analyze")
 
 
-@pytest.fixture(params=["new", "emptied", "crowded"])
-def filled_database(request: pytest.FixtureRequest, fresh_database: Callable[..., str]) -> str:
-    """A plan is made when a process starts, whatever is in the tables then."""
-    if request.param == "crowded":
-        return fresh_database(template=request.getfixturevalue("crowded_template"))
-    url: str = request.getfixturevalue("database")
-    if request.param == "emptied":
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute("vacuum analyze")
-    return url
-
-
-@pytest.fixture
-async def filled(filled_database: str) -> AsyncIterator[Bench]:
-    async with opened(filled_database) as bench:
-        yield bench
-
-
-async def plan(bench: Bench, settings: dict[str, str], name: str, *values: Any) -> str:
-    """How the server runs a query on a connection of the given kind."""
-    connection = await bench.store.session.dialer.dial(settings)
-    query = load_queries("postgres")[name]
-    transaction = connection.transaction()
-    await transaction.start()
-    rows = await connection.fetch(f"explain (analyze, costs off) {query}", *values)
-    await transaction.rollback()
-    await connection.close()
-    return "\n".join(line for (line,) in rows)
-
-
 UUIDS = [UUID(int=number) for number in range(500)]
 COUNT = [1] * len(UUIDS)
 DOCS = [b"x"] * len(UUIDS)
@@ -240,7 +197,7 @@ DOCS = [b"x"] * len(UUIDS)
 
 async def test_what_is_recalled_is_read_by_key(filled: Bench) -> None:
     values = (UUIDS, UUIDS, UUIDS, DOCS, UUIDS, UUIDS, COUNT, COUNT, UUIDS, UUIDS, UUIDS)
-    steps = await plan(filled, PINNED, "needed", *values)
+    steps = await plan(filled.store, PINNED, "needed", *values)
     assert "Index Cond: ((id = a.id) AND (waitpoint = a.waitpoint))" in steps
     assert "Index Cond: ((id = a_1.id) AND (mark = a_1.mark))" in steps
     assert "Index Cond: ((id = a_2.id) AND " in steps
@@ -251,23 +208,23 @@ async def test_what_is_buffered_is_read_without_the_rest(
 ) -> None:
     async with opened(fresh_database(template=crowded_template)) as bench:
         values = (UUIDS, UUIDS, UUIDS, DOCS, UUIDS, UUIDS, COUNT, COUNT, UUIDS, UUIDS, UUIDS)
-        steps = await plan(bench, PINNED, "needed", *values)
+        steps = await plan(bench.store, PINNED, "needed", *values)
         assert "Index Scan using signal_waitpoint on signal" in steps
-        steps = await plan(bench, PINNED, "signals_counted", UUIDS[0], 0, 100, UUIDS[0])
+        steps = await plan(bench.store, PINNED, "signals_counted", UUIDS[0], 0, 100, UUIDS[0])
         assert "Index Scan using signal_suspension on signal" in steps
 
 
 async def test_signals_are_read_in_the_order_of_an_index(filled: Bench) -> None:
-    steps = await plan(filled, PINNED, "signals_of", UUIDS[0], 0, 100)
+    steps = await plan(filled.store, PINNED, "signals_of", UUIDS[0], 0, 100)
     assert "Index Scan using signal_pkey on signal" in steps
-    counted = await plan(filled, PINNED, "signals_counted", UUIDS[0], 0, 100, UUIDS[0])
+    counted = await plan(filled.store, PINNED, "signals_counted", UUIDS[0], 0, 100, UUIDS[0])
     assert "Index Cond: ((id = " in counted
     for word in ("Sort", "Seq Scan"):
         assert word not in steps + counted
 
 
 async def test_signals_are_counted_by_key(filled: Bench) -> None:
-    steps = await plan(filled, PINNED, "counted_signals", UUIDS, COUNT, UUIDS)
+    steps = await plan(filled.store, PINNED, "counted_signals", UUIDS, COUNT, UUIDS)
     assert "Index Scan using signal_pkey on signal" in steps
     assert "Index Cond: ((id = c.id) AND (number = c.number))" in steps
     assert "Tid Scan on signal" in steps
@@ -275,7 +232,7 @@ async def test_signals_are_counted_by_key(filled: Bench) -> None:
 
 @pytest.mark.parametrize("name", ["gone_parked", "gone_lease", "gone_done", "trimmed_signals"])
 async def test_rows_that_go_are_found_by_key(filled: Bench, name: str) -> None:
-    steps = await plan(filled, PINNED, name, UUIDS)
+    steps = await plan(filled.store, PINNED, name, UUIDS)
     assert "_pkey on " in steps
     assert "Index Cond: (id = ANY (" in steps
 
@@ -285,7 +242,7 @@ async def test_the_suspended_are_read_in_the_order_of_their_index(
 ) -> None:
     async with opened(fresh_database(template=crowded_template)) as bench:
         for values in ((None, None, None, 100), (5, UUIDS[0], "default", 100)):
-            steps = await plan(bench, FREE, "suspended_executions", *values)
+            steps = await plan(bench.store, FREE, "suspended_executions", *values)
             assert "using parked_since on parked" in steps
             assert "Seq Scan on parked" not in steps
             assert "Seq Scan on execution" not in steps

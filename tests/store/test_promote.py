@@ -8,9 +8,8 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-import asyncpg
+import psycopg
 import pytest
 
 from flowfabric.core.base.errors import Contention, Corruption, Invalid, Unavailable
@@ -302,18 +301,13 @@ async def test_a_row_that_changes_on_the_way_is_noticed(
     source: tuple[str, World], target: str
 ) -> None:
     def progress(what: str, done: int, total: int) -> None:
-        if what.startswith("checking") and not spoilt:
-            spoilt.append(asyncio.ensure_future(spoil()))
+        """Blocks: the check of the next table begins after the write."""
+        if what.startswith("checking"):
+            with psycopg.connect(target, autocommit=True) as connection:
+                connection.execute("update flowfabric.worker set instance = 'x'")
 
-    async def spoil() -> None:
-        connection = await asyncpg.connect(target)
-        await connection.execute("update flowfabric.worker set instance = 'x'")
-        await connection.close()
-
-    spoilt: list[Any] = []
     with pytest.raises(Corruption, match="table worker has 1 rows"):
         await promote(source[0], target, PromotionOptions(progress=progress))
-    await spoilt[0]
 
 
 # -- refused

@@ -14,8 +14,6 @@ from tests.worker.bench import Bench
 
 pytestmark = pytest.mark.rules
 
-Said = list[str]
-
 
 class Shop:
     """A task whose steps say when they are run."""

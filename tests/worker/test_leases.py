@@ -11,11 +11,29 @@ import pytest
 
 from flowfabric import Context, Fabric, PublicState, RunCancelled, SyncContext
 from flowfabric.core.base.time import Millis
+from flowfabric.worker.api.task import Task
 from flowfabric.worker.errors import Unwind
+from flowfabric.worker.run.heartbeat import Heartbeat
+from flowfabric.worker.run.loop import Worker
 from tests.worker import handlers
 from tests.worker.bench import Log, Wire, until, working
 
 pytestmark = pytest.mark.long
+
+
+def ends_when(event: asyncio.Event, fabric: Fabric) -> Task[[], str]:
+    @fabric.task()
+    async def job() -> str:
+        await event.wait()
+        return "done"
+
+    return job
+
+
+async def heartbeat_of(worker: Worker) -> Heartbeat:
+    await until(lambda: worker._heartbeat)
+    assert worker._heartbeat is not None
+    return worker._heartbeat
 
 
 async def test_a_handler_that_takes_longer_than_its_lease_keeps_it(fabric: Fabric) -> None:
@@ -207,9 +225,7 @@ async def test_a_renewal_that_hangs_does_not_hide_that_leases_run_out(
         await asyncio.sleep(30)
 
     async with working(fabric, ttl=Millis(900)) as worker:
-        await until(lambda: worker._heartbeat)
-        assert worker._heartbeat is not None
-        monkeypatch.setattr(worker._heartbeat, "_renew", hang)
+        monkeypatch.setattr(await heartbeat_of(worker), "_renew", hang)
         run = await job.submit()
         await until(lambda: log == ["stopped"])
         monkeypatch.undo()
@@ -221,16 +237,10 @@ async def test_a_heartbeat_that_stumbles_goes_on(
 ) -> None:
     renewed = asyncio.Event()
 
-    @fabric.task()
-    async def job() -> str:
-        await renewed.wait()
-        return "done"
-
+    job = ends_when(renewed, fabric)
     async with working(fabric, ttl=Millis(3_000)) as worker:
-        await until(lambda: worker._heartbeat)
-        assert worker._heartbeat is not None
-        renew, failed = worker._heartbeat._renew, list[int]()
-        loop = asyncio.get_running_loop()
+        heartbeat, loop = await heartbeat_of(worker), asyncio.get_running_loop()
+        renew, failed = heartbeat._renew, list[int]()
 
         async def stumble(store: Any) -> None:
             if not failed:
@@ -239,7 +249,7 @@ async def test_a_heartbeat_that_stumbles_goes_on(
             await renew(store)
             loop.call_soon_threadsafe(renewed.set)
 
-        monkeypatch.setattr(worker._heartbeat, "_renew", stumble)
+        monkeypatch.setattr(heartbeat, "_renew", stumble)
         run = await job.submit()
         assert await run.result(60) == "done"
     assert (await run.describe()).epoch == 1
@@ -253,21 +263,16 @@ async def test_a_worker_records_renewals_only_if_asked(
     """D-12: thousands of leases are renewed every few seconds"""
     renewed = asyncio.Event()
 
-    @fabric.task()
-    async def job() -> str:
-        await renewed.wait()
-        return "done"
-
+    job = ends_when(renewed, fabric)
     async with working(fabric, ttl=Millis(600), record_renewals=record) as worker:
-        await until(lambda: worker._heartbeat)
-        assert worker._heartbeat is not None
-        renew, loop = worker._heartbeat._renew, asyncio.get_running_loop()
+        heartbeat, loop = await heartbeat_of(worker), asyncio.get_running_loop()
+        renew = heartbeat._renew
 
         async def noticed(store: Any) -> None:
             await renew(store)
             loop.call_soon_threadsafe(renewed.set)
 
-        monkeypatch.setattr(worker._heartbeat, "_renew", noticed)
+        monkeypatch.setattr(heartbeat, "_renew", noticed)
         run = await job.submit()
         assert await run.result(60) == "done"
     engine = await fabric.engine()

@@ -76,6 +76,8 @@ async def test_limits_that_hold_runs_back_are_counted(bench: Bench) -> None:
 
 
 async def test_joins_and_the_siblings_they_cancel_are_counted(bench: Bench) -> None:
+    """C-T49: by reason and by disposition"""
+
     @bench.fabric.task()
     async def fast() -> int:
         return 1

@@ -3,7 +3,6 @@
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,8 +27,6 @@ from tests.worker.bench import AGAIN, Bench, Log, until, working
 pytestmark = pytest.mark.rules
 
 span: contextvars.ContextVar[str] = contextvars.ContextVar("span", default="none")
-
-Register = Callable[[Fabric, str], None]
 
 
 def add_async(fabric: Fabric, log: Log, name: str) -> None:

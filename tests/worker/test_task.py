@@ -4,7 +4,6 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,8 +24,6 @@ from flowfabric.core.execution.retry import FixedBackoff
 from flowfabric.worker.api.run import gather_results
 from flowfabric.worker.api.task import Mode
 from tests.worker.bench import Bench
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -243,6 +243,23 @@ async def test_the_one_signal_of_a_wait_is_part_of_its_step(bench: Bench, wire: 
     assert wire.made["signals"] == 0
 
 
+@pytest.mark.parametrize("place", ["postgres"], indirect=True)
+async def test_a_handler_that_goes_on_reads_no_steps(bench: Bench, wire: Wire) -> None:
+    """Where a read is a round trip, the claim brings them."""
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[Any]:
+        return [await ctx.wait_for_signal("go") for _ in range(2)]
+
+    run = await job.submit()
+    for number in range(2):
+        await bench.work()
+        await bench.fabric.signal(run, "go", number)
+    await bench.work()
+    assert await run.result() == [0, 1]
+    assert wire.made["steps"] == 0
+
+
 async def test_what_was_heard_is_read_once_under_a_lease(bench: Bench, wire: Wire) -> None:
     @bench.fabric.task()
     async def job(ctx: Context) -> list[Any]:

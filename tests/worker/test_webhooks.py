@@ -1,6 +1,7 @@
 """Webhooks as an application sets and verifies them, and how it follows events itself."""
 
 import asyncio
+import gc
 from collections.abc import Callable
 from contextlib import aclosing
 from datetime import timedelta
@@ -133,6 +134,26 @@ async def test_an_application_follows_events(bench: Bench) -> None:
     assert str(later.execution_id) == third
     with pytest.raises(Invalid):
         await anext(bench.fabric.events("nonsense"))
+
+
+async def test_an_application_follows_events_from_its_call_on(bench: Bench) -> None:
+    """server-sdk.md 7.1, §3.63: empty = from now; now is the call, not the first iteration"""
+    await end_one(bench)
+    async with aclosing(bench.fabric.events()) as stream:
+        ended = await end_one(bench)
+        async with asyncio.timeout(20):
+            event = await anext(stream)
+    assert isinstance(event, EventView)
+    assert str(event.execution_id) == ended
+
+
+def test_events_that_are_never_read_leave_nothing_behind(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    """Where no loop runs: "coroutine was never awaited" is a warning of the collector."""
+    Fabric("sqlite://:memory:").events()
+    gc.collect()
+    assert recwarn.list == []
 
 
 async def test_an_application_shares_a_subscription(bench: Bench) -> None:

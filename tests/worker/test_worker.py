@@ -65,7 +65,7 @@ def spy_on_claims(fabric: Fabric, engine: Any) -> list[tuple[frozenset[str], int
 async def test_no_more_run_at_once_than_the_worker_has_room_for(
     fabric: Fabric, gauge: Gauge
 ) -> None:
-    """E-T079"""
+    """E-T079, C-T111"""
 
     @fabric.task()
     async def job() -> None:

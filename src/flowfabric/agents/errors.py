@@ -1,4 +1,4 @@
-"""What an agent is told about a tool call that was not made."""
+"""The error an agent gets for a tool call that was not made."""
 
 from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.worker.api.approval import Verdict

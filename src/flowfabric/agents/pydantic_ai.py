@@ -69,8 +69,8 @@ class DurableModel(WrapperModel):
 
 class DurableToolset(AbstractToolset[Any]):
     """Tools of `flowfabric.agents` for an agent of Pydantic AI: `DurableToolset(refund)`. They are
-    called one after the other, so that a run that continues calls them in the same order. What a
-    model can react to (wrong arguments, a refusal, a spent budget) is told to the model."""
+    called one after the other, so that a run that continues calls them in the same order. The
+    model gets what it can react to: wrong arguments, a refusal, a spent budget."""
 
     def __init__(
         self, *tools: Tool[Any, Any] | Callable[..., Any], id: str | None = None, retries: int = 1

@@ -9,6 +9,7 @@ from flowfabric.cli import (
     keys,
     lanes,
     leases,
+    operator,
     quotas,
     runs,
     schedules,
@@ -58,6 +59,8 @@ app.command(help=help_of(server))(server)
 command(app)(submit)
 app.add_typer(runs.app, name="run")
 runs.app.add_typer(steps.app, name="step")
+command(runs.app)(operator.priority)
+command(runs.app)(operator.revoke)
 command(runs.app)(streams.stream)
 command(runs.app)(streams.summary)
 command(app)(why)

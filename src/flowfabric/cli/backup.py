@@ -52,7 +52,7 @@ async def backup_store(
 
 async def _watched(screen: Screen, source: str, target: str, overwrite: bool) -> Backup:
     """With a bar for people at a terminal."""
-    if screen.as_json or not screen.err.is_terminal:
+    if not screen.is_watched:
         return await backup(source, target, overwrite=overwrite, progress=ignore_progress)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Bars(*columns, console=screen.err, transient=True) as bars:

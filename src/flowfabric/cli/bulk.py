@@ -105,7 +105,7 @@ class Outcomes:
 
 
 def _bar(screen: Screen, doing: str, total: int) -> Progress | None:
-    if total < BAR_FROM or screen.as_json or not screen.err.is_terminal:
+    if total < BAR_FROM or not screen.is_watched:
         return None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     bar = Progress(*columns, console=screen.err, redirect_stdout=False, redirect_stderr=False)

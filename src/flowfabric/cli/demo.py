@@ -6,7 +6,7 @@ import typer
 from typer import Option
 
 from flowfabric.cli.command import AsJson, Debug
-from flowfabric.cli.errors import CommandError, ExitCode
+from flowfabric.cli.errors import no_server
 from flowfabric.demo.play import main
 
 
@@ -30,6 +30,5 @@ def demo(
     try:
         from flowfabric.demo import serve as lively
     except ModuleNotFoundError as error:
-        text = f"the server needs {error.name}: pip install 'flowfabric[server]'"
-        raise CommandError(text, ExitCode.USAGE, "no_extra") from None
+        raise no_server(error) from None
     raise typer.Exit(lively.main(port))

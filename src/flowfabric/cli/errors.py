@@ -58,6 +58,12 @@ class CommandError(Exception):
         self.word = word
 
 
+def no_server(error: ModuleNotFoundError) -> CommandError:
+    """The error of a command that needs the extra `server`."""
+    text = f"the server needs {error.name}: pip install 'flowfabric[server]'"
+    return CommandError(text, ExitCode.USAGE, "no_extra")
+
+
 def usage(text: str) -> CommandError:
     return CommandError(text, ExitCode.USAGE, "usage")
 
@@ -119,6 +125,8 @@ def _words(error: FlowFabricError) -> str:
             return f"no run {key}" if key else "no such run"
         case NotFound(entity="approval", key=key):
             return f"the run has no open approval {str(key)!r}"
+        case NotActive(outcome="none", phase=phase):
+            return f"no worker has the run: it is {phase}"
         case NotActive(outcome=outcome):
             return f"the run has ended already ({outcome})"
         case MissingToken():

@@ -374,7 +374,7 @@ async def add(
     namespace: Annotated[str, Option(help="Its namespace.")] = "default",
     key: Annotated[str | None, Option(help="Adding the same key again changes nothing.")] = None,
 ) -> None:
-    """Add a run to a flow and print its id. It waits until the flow is sealed."""
+    """Add a run to a flow and print its id. It waits until the flow is sealed, if it is not yet."""
     payload = msgspec.json.encode(read_json(args, "--args"))
     wanted = Submission(
         kind=kind, payload=payload, lane=lane, namespace=namespace, key=key, encoding="json"

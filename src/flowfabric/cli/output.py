@@ -25,6 +25,11 @@ class Screen:
         self.out = _console()
         self.err = _console(stderr=True)
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether a person at a terminal sees what is under way."""
+        return not self.as_json and self.err.is_terminal
+
     def document(self, document: object) -> None:
         """One line of JSON."""
         self.out.file.write(_json(document) + "\n")

@@ -84,6 +84,11 @@ def read_tag(text: str | None) -> tuple[str, str] | None:
     return key, value
 
 
+def read_tags(words: list[str] | None) -> dict[str, str] | None:
+    """What `--tag` was given, once or several times; None if it was not."""
+    return dict(read_pair(text, "--tag") for text in words or ()) or None
+
+
 def read_pair(text: str, option: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):

@@ -56,7 +56,7 @@ async def promote_store(
 @contextmanager
 def _bars(screen: Screen) -> Iterator[Progress]:
     """One bar for each table, for people at a terminal."""
-    if screen.as_json or not screen.err.is_terminal:
+    if not screen.is_watched:
         yield lambda what, done, total: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

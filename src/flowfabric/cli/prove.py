@@ -102,7 +102,7 @@ def _write(path: Path, text: str) -> None:
 @contextmanager
 def _bar(screen: Screen) -> Iterator[Progress]:
     """Which check is made, for people at a terminal."""
-    if screen.as_json or not screen.err.is_terminal:
+    if not screen.is_watched:
         yield lambda what, done, total: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

@@ -2,18 +2,16 @@
 
 import asyncio
 import sys
-from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
 from msgspec.structs import replace
-from rich.status import Status
-from rich.text import Text
 from typer import Option, Typer, confirm
 
 from flowfabric.cli.bulk import AT_ONCE, CleansUp, for_each
 from flowfabric.cli.command import Limit, RunId, RunIds, Timeout, command
+from flowfabric.cli.ending import show_ending, watch
 from flowfabric.cli.errors import CommandError, ExitCode, usage
 from flowfabric.cli.format import (
     first_line,
@@ -25,33 +23,29 @@ from flowfabric.cli.format import (
     shortened,
     span,
 )
-from flowfabric.cli.json import Document, body, counted, document, iso
-from flowfabric.cli.output import Cells, Screen, printable
-from flowfabric.cli.parse import read_json, read_pair, read_since, read_tag
+from flowfabric.cli.json import Document, body, counted, document
+from flowfabric.cli.output import Cells, Screen
+from flowfabric.cli.parse import read_json, read_since, read_tag, read_tags
 from flowfabric.cli.table import Table
 from flowfabric.cli.waitpoints import MOST, WAITPOINT, how_to_answer
-from flowfabric.core.base.errors import Invalid, NotFound
-from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.time import NO_TIME, Millis, parse_span, to_datetime
 from flowfabric.core.execution.failures import FailureGroup
 from flowfabric.core.execution.history import StepView
-from flowfabric.core.execution.model import Outcome
 from flowfabric.core.execution.status import (
     ADMISSION_BLOCKS,
     Blocking,
     PublicState,
-    outcome_word,
 )
 from flowfabric.core.wait.waitpoint import OpenWaitpoint
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.execution.views import Description, Ending, Info, Infos
+from flowfabric.engine.execution.views import Info, Infos
 from flowfabric.fabric import Fabric
 from flowfabric.store.queries import Query
 from flowfabric.worker.api.described import (
     RunCleanup,
     RunDescription,
     RunGrant,
-    blocked_because,
     detail_of,
 )
 from flowfabric.worker.api.history import RunAttempt, RunEvent
@@ -59,8 +53,6 @@ from flowfabric.worker.api.ids import find_tag
 from flowfabric.worker.api.signals import open_waitpoints
 
 app = Typer(help="Inspect, cancel and replay runs.", no_args_is_help=True)
-
-LOOK_EVERY = 0.25
 
 MOST_STEPS = 200
 """How many steps people see; `--json` has all of them."""
@@ -500,7 +492,7 @@ async def fork(  # noqa: PLR0913 - the options are the interface
         lane=lane,
         priority=priority,
         key=key,
-        tags=dict(read_pair(text, "--tag") for text in tag or ()) or None,
+        tags=read_tags(tag),
     )
     words = f"{made.id} was forked before" if made.duplicate else f"forked {made.id}"
     screen.answer(
@@ -605,82 +597,3 @@ async def events(
         if event.seq > after:
             words = "  ".join(text for _, text in EVENT.row(event)).rstrip()
             screen.answer(document(event), words)
-
-
-async def watch(engine: Engine, id: ExecutionId, screen: Screen, timeout: str | None) -> Ending:
-    """How the run ended. People see on stderr how it stands; TimeoutError says it too."""
-    limit = None if timeout is None else parse_span(timeout, "--timeout") / 1000
-    waiting = asyncio.ensure_future(engine.views.wait(id, limit))
-    watching = asyncio.ensure_future(_report(engine, id, screen))
-    try:
-        return await waiting
-    except TimeoutError:
-        state = await engine.views.state(id)
-        raise TimeoutError(f"{id} is still {state} after {timeout}") from None
-    finally:
-        watching.cancel()
-        await asyncio.wait([watching])
-
-
-async def _report(engine: Engine, id: ExecutionId, screen: Screen) -> None:
-    if screen.as_json:
-        return
-    if not screen.err.is_terminal:
-        await _follow(engine, id, screen.note)
-        return
-    with Status("", console=screen.err) as status:
-        await _follow(engine, id, lambda text: status.update(Text(printable(text))))
-
-
-async def _follow(engine: Engine, id: ExecutionId, tell: Callable[[str], None]) -> None:
-    shown = ""
-    while True:
-        facts = await engine.views.describe(id)
-        if facts is None:
-            raise NotFound("run", id)
-        if (text := _state_text(facts)) != shown:
-            shown = text
-            tell(text)
-        await asyncio.sleep(LOOK_EVERY)
-
-
-def _state_text(facts: Description) -> str:
-    """State, attempt, worker, progress: what a waiting person wants to know."""
-    if facts.ended_at is not None:
-        return ""
-    parts = [
-        readable(blocked_because(facts.blocking, facts.blocking_detail))
-        or facts.state.replace("_", " "),
-        f"attempt {facts.attempts_made}" if facts.attempts_made > 1 else "",
-        f"on {facts.lease.worker}" if facts.lease else "",
-        progress_text(facts.progress),
-    ]
-    return " · ".join(part for part in parts if part)
-
-
-def show_ending(screen: Screen, ending: Ending, **more: object) -> ExitCode:
-    """The result on stdout, or on stderr why there is none."""
-    succeeded = ending.outcome is Outcome.SUCCESS
-    if screen.as_json:
-        screen.document({**_ending_document(ending), **more})
-    elif succeeded:
-        screen.value(None if ending.result is None else body(ending.result))
-    else:
-        why = ending.failure.message if ending.failure else ending.reason
-        word = outcome_word(ending.outcome)
-        screen.error(word, f"{ending.id} {word}" + (f": {why}" if why else ""))
-    return ExitCode.OK if succeeded else ExitCode.FAILED
-
-
-def _ending_document(ending: Ending) -> Document:
-    failure = ending.failure
-    return {
-        "id": str(ending.id.uuid),
-        "outcome": outcome_word(ending.outcome),
-        "ended_at": iso(ending.ended_at),
-        "result": None if ending.result is None else body(ending.result),
-        "failure": None
-        if failure is None
-        else {"message": failure.message, "category": failure.category},
-        "reason": ending.reason,
-    }

@@ -13,14 +13,20 @@ from typer import Option
 
 from flowfabric.cli.application import load_application
 from flowfabric.cli.command import AsJson, Debug
-from flowfabric.cli.errors import CommandError, ExitCode
+from flowfabric.cli.errors import CommandError, no_server
 from flowfabric.cli.working import new_event_loop, start_log
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.redact import redact
 from flowfabric.core.wait.keyring import check_first
 from flowfabric.engine.engine import Engine
 from flowfabric.fabric import SECRET_VARIABLE, URL_VARIABLE, Fabric
-from flowfabric.server.options import LogFormat, ServerOptions, read_options, unread_variables
+from flowfabric.server.options import (
+    LogFormat,
+    ServerOptions,
+    check_tls,
+    read_options,
+    unread_variables,
+)
 from flowfabric.server.processes import SOCKET_VARIABLE, ServerProcesses, bind, inherited_socket
 from flowfabric.worker.run.loop import Worker
 from flowfabric.worker.run.options import WorkerSettings
@@ -98,48 +104,57 @@ def server(  # noqa: PLR0913 - the options are the interface
     Every option has an environment variable, such as FLOWFABRIC_LISTEN. Without --store the runs
     are kept in flowfabric.db here. With --app one command is a whole system: server and worker.
     """
-    options = _configured(
-        {
-            "listen": listen,
-            "token": token,
-            "insecure": "1" if insecure else None,
-            "processes": None if processes is None else str(processes),
-            "tls_cert": tls_cert,
-            "tls_key": tls_key,
-            "metrics_listen": metrics_listen,
-            "cors_origins": cors_origins,
-            "rate_limit": rate_limit,
-            "request_timeout": request_timeout,
-            "drain_timeout": drain_timeout,
-            "max_stream_readers": max_stream_readers,
-            "waitpoint_grace": waitpoint_grace,
-            "public_url": public_url,
-            "log": log_format or ("json" if as_json else None),
-        },
-    )
+    flags = {
+        "listen": listen,
+        "token": token,
+        "insecure": "1" if insecure else None,
+        "processes": None if processes is None else str(processes),
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "metrics_listen": metrics_listen,
+        "cors_origins": cors_origins,
+        "rate_limit": rate_limit,
+        "request_timeout": request_timeout,
+        "drain_timeout": drain_timeout,
+        "max_stream_readers": max_stream_readers,
+        "waitpoint_grace": waitpoint_grace,
+        "public_url": public_url,
+        "log": log_format or ("json" if as_json else None),
+    }
+    _start(_configured(flags), store or DEFAULT_STORE, app)
+
+
+def _start(options: ServerOptions, url: str, app: str | None) -> None:
+    """Serves until a signal, in this process or in those that the options ask for."""
     listening = inherited_socket(os.environ) or _bind(options)
     start_log("info", as_json=options.log is LogFormat.JSON)
-    if SOCKET_VARIABLE not in os.environ:  # once for all processes
+    if not _is_child():
         for line in unread_variables(os.environ):
             log.warning(line)
-    if options.processes > 1 and SOCKET_VARIABLE not in os.environ:
+    if options.processes > 1 and not _is_child():
         ServerProcesses(sys.argv[1:], listening, options.processes).run()
         return
-    url = store or DEFAULT_STORE
     fabric = Fabric(url) if app is None else load_application(app, url).fabric
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(_serve(fabric, options, listening, with_worker=app is not None))
 
 
+def _is_child() -> bool:
+    """Whether another process of the same command has started this one."""
+    return SOCKET_VARIABLE in os.environ
+
+
 def _configured(flags: dict[str, str | None]) -> ServerOptions:
-    """The options. A variable that is not understood is no wrong usage of the command: the server
-    fails to start."""
+    """The options. A flag that is not understood is wrong usage of the command. A variable is not:
+    the server fails to start."""
     try:
         options = read_options(os.environ, flags)
+        check_tls(options, flags)
         if (secret := os.environ.get(SECRET_VARIABLE)) is not None:
             check_first(secret, f"invalid value for {SECRET_VARIABLE}: it")
     except Invalid as error:
-        read_options({}, flags)  # a flag that is not understood is wrong usage
+        if error.detail.startswith("invalid value for --"):
+            raise
         raise CommandError(error.detail, word="invalid_configuration") from None
     return options
 
@@ -158,12 +173,11 @@ async def _serve(
     try:
         from flowfabric.server.run import address_of
     except ModuleNotFoundError as error:
-        text = f"the server needs {error.name}: pip install 'flowfabric[server]'"
-        raise CommandError(text, ExitCode.USAGE, "no_extra") from None
+        raise no_server(error) from None
     async with fabric:
         engine = await fabric.engine()
         server = await _opened(engine, options, listening)
-        if SOCKET_VARIABLE in os.environ:
+        if _is_child():
             server.watch_parent(sys.stdin.fileno())
         log.info("serving %s on %s", redact(fabric.url), address_of(listening, options))
         name = "worker" if with_worker else "webhooks"  # webhooks are delivered in any case

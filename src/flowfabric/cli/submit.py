@@ -8,10 +8,10 @@ from typer import Argument, Option
 
 from flowfabric.cli.application import Application
 from flowfabric.cli.command import Timeout
+from flowfabric.cli.ending import show_ending, watch
 from flowfabric.cli.errors import ExitCode, usage
 from flowfabric.cli.output import Screen
-from flowfabric.cli.parse import read_pair
-from flowfabric.cli.runs import show_ending, watch
+from flowfabric.cli.parse import read_pair, read_tags
 from flowfabric.worker.api.task import Task
 from flowfabric.worker.codec import Undecodable, decode
 
@@ -46,7 +46,7 @@ async def submit(  # noqa: PLR0913 - the options are the interface
         priority=priority,
         lane=lane,
         namespace=namespace,
-        tags=dict(read_pair(text, "--tag") for text in tag or ()) or None,
+        tags=read_tags(tag),
     )
     positional, named = _arguments(wanted, args, arg or [])
     async with fabric:

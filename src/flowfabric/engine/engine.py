@@ -7,9 +7,11 @@ the engine batches, sweeps, and does what follows a commit.
 import random
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.engine.access.audit import Audit
 from flowfabric.engine.access.tokens import Tokens
 from flowfabric.engine.commit.decide import Decisions
@@ -23,6 +25,7 @@ from flowfabric.engine.execution.claims import Claims, hinted_by
 from flowfabric.engine.execution.code_gate import CodeGate
 from flowfabric.engine.execution.events import Events
 from flowfabric.engine.execution.executions import Executions
+from flowfabric.engine.execution.follow_ons import FollowOns, FollowOnWorker
 from flowfabric.engine.execution.grants import Grants
 from flowfabric.engine.execution.inbox import Inbox
 from flowfabric.engine.execution.recorded import RecordedSteps, StepCuts
@@ -78,7 +81,9 @@ class Engine:
         self.steps = RecordedSteps(context)
         self.lanes = Lanes(context)
         self.claims = Claims(context, self.lanes, self._budget_gate, self._releases.rounds)
-        self.attempts = Attempts(context, self.claims)
+        self._follow_ons = FollowOns(context, self.claims.calls, self.lanes)
+        lines = self._releases.lines
+        self.attempts = Attempts(context, self.claims, lines, self._follow_ons)
         self.streams = Streams(context, self.attempts)
         self.grants = Grants(context, self._budget_gate, self._releases.rounds)
         self.views = Views(context)
@@ -173,6 +178,14 @@ class Engine:
             yield
         finally:
             self._context.post_commit.unsubscribe(subscriber)
+
+    def followed_by(
+        self, follower: FollowOnWorker, worker: WorkerIdentity, **options: Any
+    ) -> AbstractContextManager[None]:
+        """The worker makes follow-on claims while the block runs. `options` are those of its
+        claims; one whose lanes have weights makes none."""
+        call = self.claims.call(worker, **options)
+        return nullcontext() if call is None else self._follow_ons.by(follower, call)
 
     def use_traces(self, traces: Traces) -> None:
         """Submissions get their trace from here."""

@@ -89,8 +89,8 @@ class Explain(Service):
 
 
 class _RunLook:
-    """One explanation of a run. It remembers which runs it looked at, so that none is told twice
-    and the tree of reasons ends."""
+    """One explanation of a run. It remembers which runs it looked at, so that none is explained
+    twice and the tree of reasons ends."""
 
     def __init__(self, store: Store, budget_gate: BudgetGate, now: Millis) -> None:
         self._store = store

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
-from typing import Any
 from uuid import UUID
 
 from msgspec import Struct
@@ -18,11 +17,9 @@ from msgspec import Struct
 from flowfabric.core.base.errors import Corruption, FlowFabricError
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import operator
-from flowfabric.core.execution.change import Change
-from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.execution.operator import BlockInQuestion
 from flowfabric.engine.commit.background import Background
-from flowfabric.engine.commit.decide import Decision
+from flowfabric.engine.commit.decide import Decision, Rule
 from flowfabric.engine.commit.observer import timed
 from flowfabric.engine.commit.pacer import Pacer
 from flowfabric.engine.commit.post_commit import Commit
@@ -78,7 +75,7 @@ class Swept(Struct, frozen=True):
 
 
 class LeaseEnds:
-    """When the first lease ends, as far as the last look at all leases has told."""
+    """When the first lease ends, as far as the last look at all leases has shown."""
 
     def __init__(self) -> None:
         self._end_at: Millis | None = None
@@ -219,9 +216,9 @@ class Sweep(Service):
             return await self._context.store.trim(before, now, PAGE)
         return await self._context.store.trim(min(before, unread), now, PAGE, unread)
 
-    def _rule(self) -> Any:
+    def _rule(self) -> Rule[object]:
         return partial(
-            _due,
+            operator.due,
             jitter=self._jitter(),
             grace=self._context.options.grace,
             signal_id=self._fresh(),
@@ -374,9 +371,3 @@ class Sweep(Service):
 def _topics(seen: Glance) -> Topics:
     topics = Topic.INBOX if seen.arrivals else NOTHING
     return topics | Topic.WORK if seen.ready else topics
-
-
-def _due(
-    snapshot: Snapshot | None, now: Millis, *, jitter: float, grace: Millis, signal_id: UUID
-) -> Change[object]:
-    return operator.due(snapshot, now, jitter, grace, signal_id)

@@ -19,8 +19,6 @@ from flowfabric.core.base.text import check_namespace, check_text, check_worker
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import lease as leases
 from flowfabric.core.execution import registry as rules
-from flowfabric.core.execution.change import Change
-from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.execution.registry import (
     FOREVER,
     HeldLease,
@@ -276,15 +274,12 @@ class Workers(Service):
         aimed = [lease for lease in page if rules.falls_with(entry, lease)]
         reason = f"worker {entry.instance} was marked dead: {entry.reason}"
         answers = await self._context.decisions.decide_all(
-            [Decision(one.id.uuid, partial(_fall, one.lease_id, reason)) for one in aimed]
+            [
+                Decision(one.id.uuid, partial(leases.revoke, reason=reason, lease_id=one.lease_id))
+                for one in aimed
+            ]
         )
         return sum(_is_gone(lease, answer) for lease, answer in zip(aimed, answers, strict=True))
-
-
-def _fall(
-    lease_id: UUID, reason: str, held: Snapshot | None, now: Millis
-) -> "Change[leases.Revoked | leases.AlreadySatisfied]":
-    return leases.revoke(held, now, reason=reason, lease_id=lease_id)
 
 
 def _is_gone(lease: HeldLease, answer: Any) -> bool:

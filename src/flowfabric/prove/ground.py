@@ -7,7 +7,7 @@ because the retention that the application has configured for them is not known 
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -108,10 +108,13 @@ class Ground(Struct):
     def remote(self) -> bool:
         return is_server(self.place.url)
 
-    async def wait_for(self, true: Callable[[], bool], what: str) -> None:
+    async def wait_for(self, true: Callable[[], bool | Awaitable[bool]], what: str) -> None:
         """Looks until the condition is true; raises TimeoutError, which says what is missing."""
         until = time.monotonic() + self.patience
-        while not true():
+        while True:
+            answer = true()
+            if answer if isinstance(answer, bool) else await answer:
+                return
             if time.monotonic() > until:
                 raise TimeoutError(f"waited {self.patience:.0f} s for {what}")
             await asyncio.sleep(0.02)

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from functools import partial
 
 from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.base.ids import RunId
@@ -23,9 +24,9 @@ async def ended_once(runs: Iterable[Run[int]]) -> list[str]:
     """Complaints about runs that have not exactly one end among their events."""
     found = []
     for run in runs:
-        ends = [event.kind.name for event in await run.events() if event.completion is not None]
-        if len(ends) != 1:
-            found.append(f"run {run.id} ended {len(ends)} times")
+        ends = sum(event.completion is not None for event in await run.events())
+        if ends != 1:
+            found.append(f"run {run.id} ended {ends} times")
     return found
 
 
@@ -104,7 +105,7 @@ async def waiting(ground: Ground) -> ProofTally:
         async with place.worker(fabric, "waiting"):
             await ground.wait_for(lambda: len(handed) == len(runs), "the callbacks")
             for run in runs:
-                await _until_suspended(ground, run)
+                await ground.wait_for(partial(_is_suspended, run), "a run that waits")
             problems = await _forged(fabric, handed)
             for run in runs:
                 id, token = handed[run.id]
@@ -116,12 +117,8 @@ async def waiting(ground: Ground) -> ProofTally:
     return ProofTally(count=len(runs) + 1, unit="waits", problems=problems)
 
 
-async def _until_suspended(ground: Ground, run: Run[str]) -> None:
-    for _ in range(int(ground.patience / 0.02)):
-        if await run.state() == "suspended":
-            return
-        await asyncio.sleep(0.02)
-    raise TimeoutError("a run that waits was not suspended")
+async def _is_suspended(run: Run[str]) -> bool:
+    return await run.state() == "suspended"
 
 
 async def _forged(fabric: Fabric, handed: dict[RunId, tuple[str, Token]]) -> list[str]:

@@ -82,8 +82,8 @@ def order_task(place: Place, fabric: Fabric, home: Path) -> Task[[], list[str]]:
 
 async def main(home: Path) -> None:
     """Works until it is killed, or until the process that started it is gone."""
-    told = msgspec.json.decode((home / _PLACE).read_bytes(), type=Place)
-    place = msgspec.structs.replace(told, url=os.environ[URL])
+    written = msgspec.json.decode((home / _PLACE).read_bytes(), type=Place)
+    place = msgspec.structs.replace(written, url=os.environ[URL])
     async with place.fabric() as fabric:
         order_task(place, fabric, home)
         worker = await fabric.worker(place.settings(LANE, 5, LEASE))

@@ -23,7 +23,6 @@ from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.ids import Ids
 from flowfabric.engine.commit.trace import Traces
 from flowfabric.remote.connection import AnswerLost, Connection
-from flowfabric.remote.operations import Again
 from flowfabric.remote.scalars import Misfit, decode_plain, encode_plain
 from flowfabric.remote.wire import (
     LONGEST_WAIT,
@@ -63,14 +62,8 @@ class Prepared(Struct, frozen=True):
     weight: int
 
     @property
-    def once(self) -> bool:
-        match self.travel.operation.again:
-            case Again.SAME:
-                return False
-            case Again.KEYED:
-                return self.call.arguments.get("key") is None
-            case Again.ONCE:
-                return True
+    def is_once(self) -> bool:
+        return self.travel.operation.is_once(self.call.arguments)
 
 
 class RemoteClient:
@@ -166,7 +159,7 @@ class RemoteClient:
         return folds[-1]
 
     async def _post(self, batch: list[Prepared]) -> Sequence[CallAnswer]:
-        once = any(each.once for each in batch)
+        once = any(each.is_once for each in batch)
         reply = await self._request(CallRequest([each.call for each in batch]), once=once)
         return reply.answers
 

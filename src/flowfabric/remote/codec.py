@@ -193,7 +193,7 @@ def _is_listed(value: Any) -> bool:
 
 _CONTAINERS: dict[type, tuple[Callable[[Iterable[Any]], Any], Callable[[Any], bool]]] = {
     list: (list, lambda value: isinstance(value, list)),
-    tuple: (tuple, lambda value: isinstance(value, tuple)),
+    tuple: (tuple, lambda value: isinstance(value, tuple | list)),  # as the engine takes it
     set: (set, lambda value: isinstance(value, Set)),
     frozenset: (frozenset, lambda value: isinstance(value, Set)),
     Set: (frozenset, lambda value: isinstance(value, Set)),

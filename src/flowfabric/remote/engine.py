@@ -48,6 +48,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim, Claims, Renewals
 from flowfabric.engine.execution.event_tail import POLL_FLOOR
 from flowfabric.engine.execution.events import Patience
+from flowfabric.engine.execution.follow_ons import FollowOnWorker
 from flowfabric.engine.execution.views import Views
 from flowfabric.engine.flow.flows import Declared
 from flowfabric.engine.wait.suspensions import MadeWaitpoint
@@ -485,6 +486,12 @@ class RemoteEngine:
         """As `Engine.watched_by`, but the commits happen in the server: none is heard of."""
         return nullcontext()
 
+    def followed_by(
+        self, follower: FollowOnWorker, worker: WorkerIdentity, **options: Any
+    ) -> AbstractContextManager[None]:
+        """As `Engine.followed_by`, but the commits happen in the server: no claim follows."""
+        return nullcontext()
+
     def use_traces(self, traces: Traces) -> None:
         """As `Engine.use_traces`."""
         self._client.traces = traces
@@ -525,15 +532,15 @@ class RemoteEngine:
     async def _hear(self) -> None:
         """Passes the hints of the server on. While none can be heard, everything is looked at once
         a second."""
-        told = False
+        warned = False
         while True:
             try:
                 async for byte in self._client.connection.hints():
-                    told = False
+                    warned = False
                     self.hints.wake(_topics(byte))
             except FlowFabricError as error:
-                if not told:
-                    told = True
+                if not warned:
+                    warned = True
                     log.warning("no hints from the server; looking every second: %s", error)
             self.hints.wake()
             await asyncio.sleep(RECONNECT_AFTER)

@@ -88,6 +88,8 @@ class Touches(StrEnum):
     """The same, and nothing if there is none: it must not be that of another namespace."""
     BUDGETS = "budgets"
     """Names of budgets: they must be attached to the run of `owned`."""
+    DEAD_WORKER = "dead_worker"
+    """A worker in `namespace`. To revoke its leases concerns all namespaces if it claims in all."""
     ANSWER = "answer"
     """None: what the caller does not see is left out of the answer."""
 
@@ -122,6 +124,16 @@ class Operation(NamedTuple):
     @property
     def name(self) -> str:
         return f"{self.service}.{self.method}"
+
+    def is_once(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether a second call whose first answer was lost would do something more."""
+        match self.again:
+            case Again.SAME:
+                return False
+            case Again.KEYED:
+                return arguments.get("key") is None
+            case Again.ONCE:
+                return True
 
 
 class Parameters(Struct, frozen=True):
@@ -353,7 +365,7 @@ _TABLE: list[list[Operation]] = [
     # workers
     _operations("workers", "work", "register", presence=_VALUE),
     _operations("workers", "work", "heartbeat deregister", namespace=_PLACE),
-    _operations("workers", "operate", "mark_dead", namespace=_PLACE),
+    _operations("workers", "operate", "mark_dead", instance=Touches.DEAD_WORKER, namespace=_PLACE),
     _operations("workers", "read", "get leases list", namespace=_PLACE),
     _operations("workers", "read", "held", entries=_VALUE),
 ]

@@ -120,3 +120,15 @@ def check_everywhere(caller: Identity) -> None:
     """What all namespaces share is for callers that see all of them."""
     if not caller.sees_all:
         raise Forbidden("this needs an access token for all namespaces")
+
+
+async def check_dead_worker(
+    engine: Engine, caller: Identity, instance: str, namespace: str, *, revoke: bool
+) -> None:
+    """A worker that claims in every namespace is registered in one: to revoke its leases concerns
+    all of them."""
+    if caller.sees_all or not revoke:
+        return
+    entry = await engine.workers.get(instance, namespace=namespace)
+    if entry is not None and entry.everywhere:
+        check_everywhere(caller)

@@ -1,4 +1,9 @@
-"""The application: all routes, put together. A noun is one file and one line here."""
+"""The application: all routes, put together. A noun is one file and one line here.
+
+The routes of FlowFabric 0.15, which its clients rely on word for word, have files of their own:
+executions, flows, waitpoints, workers, budgets, quotas, keys and streams. What this server has
+beside them for the same nouns is in search, graphs, decisions, worker_reads and limit_settings.
+"""
 
 from functools import cache
 
@@ -22,8 +27,7 @@ from flowfabric.server import (
     health,
     keys,
     lanes,
-    limit_changes,
-    limit_reads,
+    limit_settings,
     me,
     metrics,
     overview,
@@ -70,8 +74,7 @@ HANDLERS = [
     *describe("events", changes.HANDLERS),
     *dashboard.HANDLERS,
     *describe("waitpoints", decisions.HANDLERS),
-    *describe("limits", limit_reads.HANDLERS),
-    *describe("limits", limit_changes.HANDLERS),
+    *describe("limits", limit_settings.HANDLERS),
     *describe("me", me.HANDLERS),
     *describe("workers", worker_reads.HANDLERS),
     *describe("engine", engine_calls.HANDLERS),

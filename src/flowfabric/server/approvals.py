@@ -9,17 +9,17 @@ from urllib.parse import quote
 from litestar import Request, Response, get, post
 from litestar.exceptions import NotFoundException
 from litestar.params import FromPath, JSONBody
-from msgspec import Struct, json
+from msgspec import Struct
 
 from flowfabric.core.base.errors import Invalid, NotFound
-from flowfabric.core.wait.signal import APPROVAL, Accepted
 from flowfabric.core.wait.waitpoint import AskedDecision
 from flowfabric.server.access import needs
 from flowfabric.server.context import context_of, engine_of
+from flowfabric.server.decisions import DECIDE_BODY, DecisionAnswer, answer_of, delivery_of
 from flowfabric.server.documents import document
 from flowfabric.server.parameters import find_run
 from flowfabric.server.shown import shown
-from flowfabric.server.wire import read_id, read_uuid_text, respond
+from flowfabric.server.wire import NO_STORE, read_id, read_uuid_text, respond
 
 PAGES = files("flowfabric.server") / "pages"
 MEDIA = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
@@ -27,8 +27,6 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
 )
-DECIDE_BODY = 256 * 1024
-APPROVER = "approver"
 
 
 class WaitpointLink(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -46,11 +44,6 @@ class LinkDecision(WaitpointLink, kw_only=True):
     decision: str
     comment: str = ""
     about_digest: str | None = None
-
-
-class DecisionAnswer(Struct):
-    signal_id: str
-    effect: str
 
 
 class LinkOptions(Struct, forbid_unknown_fields=True):
@@ -97,7 +90,7 @@ async def look(
     waitpoint = read_uuid_text(data.waitpoint_id, "waitpoint")
     signals = engine_of(request).signals
     asked = await signals.look(read_id(data.execution_id), waitpoint, data.token)
-    return respond(document(asked), headers={"Cache-Control": "no-store"})
+    return respond(document(asked), headers=NO_STORE)
 
 
 @post("/v1/waitpoints/decide", opt={"body": DECIDE_BODY}, status_code=200)
@@ -108,19 +101,8 @@ async def decide(
     signals, id = engine_of(request).signals, read_id(data.execution_id)
     waitpoint = read_uuid_text(data.waitpoint_id, "waitpoint")
     await signals.look(id, waitpoint, data.token)  # an unknown run answers like a wrong token
-    delivery = signals.delivery(waitpoint)(
-        name=data.decision,
-        category=APPROVAL,
-        source_type=APPROVER,
-        payload=json.encode(data.comment) if data.comment else None,
-        encoding="json" if data.comment else None,
-        about=data.about_digest,
-    )
-    answer = await signals.deliver(id, delivery, data.token)
-    effect = str(answer.effect) if isinstance(answer, Accepted) else "duplicate"
-    return respond(
-        DecisionAnswer(str(answer.signal), effect), headers={"Cache-Control": "no-store"}
-    )
+    answer = await signals.deliver(id, delivery_of(data, signals, waitpoint), data.token)
+    return respond(answer_of(answer), headers=NO_STORE)
 
 
 @post(
@@ -153,7 +135,7 @@ async def approval_link(
             raise NotFound("waitpoint", waitpoint)
         token = found
     address = f"{_base(request)}/approve/{key.uuid}/{target}#{quote(token.reveal(), safe=':.')}"
-    return respond(ApprovalLink(address), headers={"Cache-Control": "no-store"})
+    return respond(ApprovalLink(address), headers=NO_STORE)
 
 
 def _base(request: Request[Any, Any, Any]) -> str:

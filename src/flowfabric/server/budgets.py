@@ -15,9 +15,9 @@ from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.time import MAX_SPAN, Millis
 from flowfabric.core.limit.budget import Budget, Limit, OnHard, OnSoft
 from flowfabric.core.limit.spend import AlreadyApplied, Created, HardBreach, SoftBreach
-from flowfabric.server.access import caller_of, check_everywhere, needs
-from flowfabric.server.context import engine_of
+from flowfabric.server.access import needs
 from flowfabric.server.errors import BODIES, CHANGES, READS
+from flowfabric.server.parameters import find_limit, shared_engine
 from flowfabric.server.wire import (
     U64,
     Now,
@@ -25,7 +25,6 @@ from flowfabric.server.wire import (
     UuidText,
     fit,
     optional_uuid,
-    read_uuid_text,
     respond,
 )
 
@@ -70,8 +69,7 @@ async def create_budget(
     request: Request[Any, Any, Any], data: JSONBody[CreateBudget]
 ) -> Response[CreateBudgetAnswer]:
     """Creates a budget; one that exists stays as it is."""
-    check_everywhere(caller_of(request))
-    engine = engine_of(request)
+    engine = shared_engine(request)
     id = str(optional_uuid(data.budget_id, "budget_id") or engine.suspensions.new_id())
     answer = await engine.budgets.create(read_budget(data, id))
     if isinstance(answer, Created):
@@ -145,9 +143,8 @@ class BudgetStatus(Struct, kw_only=True):
 )
 async def get_budget(request: Request[Any, Any, Any], id: BudgetPath) -> Response[BudgetStatus]:
     """A budget with its limits and what was spent from it."""
-    name = str(read_uuid_text(id, "budget_id"))
-    check_everywhere(caller_of(request))
-    return respond(budget_status(await engine_of(request).budgets.get(name)))
+    name, engine = find_limit(request, id, "budget_id")
+    return respond(budget_status(await engine.budgets.get(name)))
 
 
 def budget_status(budget: Budget) -> BudgetStatus:
@@ -212,9 +209,7 @@ async def report_usage(
 ) -> Response[UsageAnswer | str]:
     """Counts amounts, or none of them: `"Ok"`, `"AlreadyApplied"`, `SoftBreach` (counted) or
     `HardBreach` (not counted)."""
-    name = str(read_uuid_text(id, "budget_id"))
-    check_everywhere(caller_of(request))
-    engine = engine_of(request)
+    name, engine = find_limit(request, id, "budget_id")
     if not data.dimensions:
         await engine.budgets.get(name)
         return respond("Ok")
@@ -249,9 +244,8 @@ class ResetAnswer(Tagged):
 )
 async def reset_budget(request: Request[Any, Any, Any], id: BudgetPath) -> Response[ResetAnswer]:
     """Starts a new period. `next_reset_at` is 0 if the budget does not reset by itself."""
-    name = str(read_uuid_text(id, "budget_id"))
-    check_everywhere(caller_of(request))
-    answer = await engine_of(request).budgets.reset(name)
+    name, engine = find_limit(request, id, "budget_id")
+    answer = await engine.budgets.reset(name)
     return respond(ResetAnswer(Reset=NextReset(answer.next_reset_at or 0)))
 
 

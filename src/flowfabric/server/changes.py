@@ -12,7 +12,7 @@ from litestar import Request, get
 from litestar.response import Stream
 
 from flowfabric.engine.engine import Engine
-from flowfabric.server.access import caller_of, check_namespace, needs
+from flowfabric.server.access import caller_of, needs
 from flowfabric.server.change_feed import ChangeFeed
 from flowfabric.server.context import context_of, engine_of
 from flowfabric.server.parameters import Namespace, visible_namespace
@@ -23,10 +23,7 @@ from flowfabric.server.sse import ServerEvent, event_stream
 async def follow_changes(request: Request[Any, Any, Any], namespace: Namespace = None) -> Stream:
     """Says that something changed, at most once a second, as server-sent events `changed`. It is
     for pages that then read again; who needs every event follows `/v1/events/stream`."""
-    caller = caller_of(request)
-    place = visible_namespace(caller, namespace)
-    if place is not None:
-        check_namespace(caller, place)
+    place = visible_namespace(caller_of(request), namespace)
     context = context_of(request)
     return event_stream(request, _follow(engine_of(request), context.changes, place))
 

@@ -1,22 +1,39 @@
 """Decisions and signals of callers that are trusted by their own access token, without the token
 of a waitpoint: the inbox of the dashboard, a chat bot."""
 
-from typing import Any
+from typing import Any, Protocol
+from uuid import UUID
 
 from litestar import Request, Response, get, post
 from litestar.params import FromPath, JSONBody
 from msgspec import UNSET, Struct, UnsetType, json
 
 from flowfabric.core.base.errors import NotFound
-from flowfabric.core.wait.signal import APPROVAL, Accepted, SignalAnswer
+from flowfabric.core.wait.signal import APPROVAL, Accepted, Delivery, SignalAnswer
 from flowfabric.core.wait.waitpoint import OpenWaitpoint
+from flowfabric.engine.wait.signals import Signals
 from flowfabric.server.access import caller_of, needs
-from flowfabric.server.approvals import APPROVER, DECIDE_BODY, DecisionAnswer
 from flowfabric.server.context import engine_of
 from flowfabric.server.documents import document
 from flowfabric.server.parameters import find_run
 from flowfabric.server.shown import listing, shown
 from flowfabric.server.wire import read_uuid_text, respond
+
+DECIDE_BODY = 256 * 1024
+APPROVER = "approver"
+
+
+class GivenDecision(Protocol):
+    """What every body says that decides; `about_digest` is that of what was shown."""
+
+    decision: str
+    comment: str
+    about_digest: str | None
+
+
+class DecisionAnswer(Struct):
+    signal_id: str
+    effect: str
 
 
 class OwnDecision(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -64,16 +81,8 @@ async def decide_as_caller(
     """Decides an approval. Whom it names as approvers, it accepts no others."""
     key, target = await find_run(request, id), read_uuid_text(waitpoint, "waitpoint")
     signals = engine_of(request).signals
-    delivery = signals.delivery(target)(
-        name=data.decision,
-        category=APPROVAL,
-        source_type=APPROVER,
-        source=caller_of(request).name,
-        payload=json.encode(data.comment) if data.comment else None,
-        encoding="json" if data.comment else None,
-        about=data.about_digest,
-    )
-    return respond(_effect(await signals.decide_at(key, delivery)))
+    delivery = delivery_of(data, signals, target, source=caller_of(request).name)
+    return respond(answer_of(await signals.decide_at(key, delivery)))
 
 
 @post("/v1/executions/{id:str}/send", opt=needs("signal", body=DECIDE_BODY), status_code=200)
@@ -92,10 +101,25 @@ async def send_signal(
         encoding=None if data.payload is UNSET else "json",
         idempotency_key=data.idempotency_key,
     )
-    return respond(_effect(await engine.signals.send(key, data.name, delivery)))
+    return respond(answer_of(await engine.signals.send(key, data.name, delivery)))
 
 
-def _effect(answer: SignalAnswer) -> DecisionAnswer:
+def delivery_of(
+    data: GivenDecision, signals: Signals, waitpoint: UUID, *, source: str = ""
+) -> Delivery:
+    """The signal that carries a decision; `source` is who decides, if that is known."""
+    return signals.delivery(waitpoint)(
+        name=data.decision,
+        category=APPROVAL,
+        source_type=APPROVER,
+        source=source,
+        payload=json.encode(data.comment) if data.comment else None,
+        encoding="json" if data.comment else None,
+        about=data.about_digest,
+    )
+
+
+def answer_of(answer: SignalAnswer) -> DecisionAnswer:
     effect = str(answer.effect) if isinstance(answer, Accepted) else "duplicate"
     return DecisionAnswer(str(answer.signal), effect)
 

@@ -284,7 +284,8 @@ def on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Resp
     if status in _NO_ROUTE:
         return _response(status, _NO_ROUTE[status], dict(error.headers or {}))
     if isinstance(error, ValidationException):
-        reasons = error.extra if isinstance(error.extra, list) else []
+        extra = error.extra if isinstance(error.extra, list) else []
+        reasons = [_as_given(request, reason) for reason in extra]
         first = reasons[0] if reasons else {"message": error.detail}
         name = f"invalid {first['key']}: " if first.get("key") else ""
         body = ErrorBody(
@@ -294,6 +295,14 @@ def on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Resp
         )
         return _response(400, body)
     return _response(status, ErrorBody(error=error.detail, code=f"http_{status}"))
+
+
+def _as_given(request: Request[Any, Any, Any], reason: dict[str, Any]) -> dict[str, Any]:
+    """A reason that names the parameter as the caller does, not as the handler does."""
+    handler: Any = request.scope["route_handler"]
+    known = handler.parsed_fn_signature.parameters.get(reason.get("key"))
+    name = getattr(known and known.kwarg_definition, "name", None)
+    return {**reason, "key": name} if name else reason
 
 
 def on_timeout(request: Request[Any, Any, Any], error: TimeoutError) -> Response[Any]:

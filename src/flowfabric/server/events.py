@@ -23,6 +23,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.server.access import caller_of, needs
 from flowfabric.server.context import engine_of
 from flowfabric.server.documents import document, respond_page
+from flowfabric.server.errors import ErrorBody
 from flowfabric.server.parameters import (
     Cursor,
     Namespace,
@@ -192,8 +193,16 @@ async def read_subscription(
     subscriptions = engine_of(request).subscriptions
     batch = await subscriptions.read(name, holder=holder, limit=limit, lease=lease_ms)
     if isinstance(batch, HeldElsewhere):
-        return respond({**document(batch), "error": "another reader has it", "code": "held"}, 409)
+        return respond(_held(batch), 409)
     return respond(_list(batch, held.filter))
+
+
+def _held(elsewhere: HeldElsewhere) -> dict[str, Any]:
+    """An error as all others. `holder` and `until` are beside it as well, where they were first."""
+    details = document(elsewhere)
+    text = f"another reader has it: {elsewhere.holder}"
+    error = ErrorBody(text, "held", kind="contention", retryable=True, details=details)
+    return {**document(error), **details}
 
 
 @post("/v1/subscriptions/{name:str}/ack", opt=needs("read", shows=SHOWN), status_code=200)

@@ -8,7 +8,6 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Struct
 
-from flowfabric.core.access.token import Identity
 from flowfabric.core.base.errors import (
     AlreadyInFlow,
     FlowConflict,
@@ -16,7 +15,7 @@ from flowfabric.core.base.errors import (
     InvalidGraph,
     NotFound,
 )
-from flowfabric.core.base.ids import ANYWHERE, ExecutionId
+from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.flow.grow import Added, Applied, Staged
 from flowfabric.core.flow.join import Edge, On
 from flowfabric.core.flow.model import CancelPolicy, Flow
@@ -31,6 +30,7 @@ from flowfabric.server.access import (
 )
 from flowfabric.server.context import engine_of
 from flowfabric.server.errors import BODIES
+from flowfabric.server.parameters import find_run
 from flowfabric.server.wire import (
     U64,
     Now,
@@ -62,16 +62,6 @@ async def own_flow(
     same_uuid(id, body, "flow_id")
     await check_flow(caller_of(request), engine, id)
     return id, engine
-
-
-async def _member(caller: Identity, engine: Engine, text: str) -> ExecutionId:
-    """The execution that a body names, with its partition, if the caller sees it."""
-    id = read_id(text)
-    await check_run(caller, engine, id)
-    if id.partition_index != ANYWHERE:
-        return id
-    (found,) = await engine.views.locate([id.uuid])
-    return found
 
 
 # -- create
@@ -158,8 +148,7 @@ async def add_member(
 ) -> Response[AddMemberAnswer]:
     """Makes an execution of the flow's partition a member."""
     flow, engine = await own_flow(request, id, data.flow_id)
-    member = await _member(caller_of(request), engine, data.execution_id)
-    answer = await engine.flows.join(flow, member)
+    answer = await engine.flows.join(flow, await find_run(request, data.execution_id))
     if isinstance(answer, Added):
         added = AddedMember(str(answer.id), answer.nodes)
         return respond(AddMemberAnswer(Added=added), 201)
@@ -378,6 +367,7 @@ async def cancel_flow(
     members = await _members(engine, flow, MEMBERS_SHOWN)
     if waits and answer.remaining:
         failed = [str(left) for left in answer.remaining]
+        members = sorted({*members, *failed})  # one that cannot be read is in no list of members
         return respond(CancelFlowAnswer(PartiallyCancelled=PartialCancel(word, members, failed)))
     if waits or policy is not CancelPolicy.ALL or not members:
         return respond(CancelFlowAnswer(Cancelled=CancelledFlow(word, members)))

@@ -22,7 +22,7 @@ from flowfabric.server.documents import document, plain, respond_page
 from flowfabric.server.long_polls import while_wanted
 from flowfabric.server.parameters import (
     Cursor,
-    FlowLimit,
+    ListLimit,
     Namespace,
     Tag,
     Wait,
@@ -70,7 +70,7 @@ async def list_flows(
     tag: Tag = None,
     newest_first: FromQuery[bool] = True,
     cursor: Cursor = None,
-    limit: FlowLimit = 100,
+    limit: ListLimit = 100,
 ) -> Response[dict[str, Any]]:
     """Flows that match every filter, by creation time, newest first. `status` also tells whether
     all members of a flow that stays open have ended."""
@@ -142,7 +142,7 @@ async def flow_members(
     request: Request[Any, Any, Any],
     id: FromPath[str],
     cursor: Cursor = None,
-    limit: FlowLimit = 100,
+    limit: ListLimit = 100,
 ) -> Response[dict[str, Any]]:
     """Members by id, with their states."""
     key, engine = await _existing(request, id), engine_of(request)

@@ -9,11 +9,17 @@ from msgspec import Struct
 
 from flowfabric.core.explain.lane import LaneExplanation
 from flowfabric.core.limit.lane import Lane
-from flowfabric.server.access import caller_of, check_everywhere, needs, run_filter
+from flowfabric.server.access import caller_of, needs, run_filter
 from flowfabric.server.context import engine_of
 from flowfabric.server.documents import document, plain, respond_page
 from flowfabric.server.explanations import without_foreign_runs
-from flowfabric.server.parameters import Cursor, Namespace, PageLimit, visible_namespace
+from flowfabric.server.parameters import (
+    Cursor,
+    ListLimit,
+    Namespace,
+    shared_engine,
+    visible_namespace,
+)
 from flowfabric.server.shown import also, page, shown
 from flowfabric.server.wire import U32, respond
 
@@ -33,7 +39,7 @@ class LaneSettings(Struct, forbid_unknown_fields=True):
 
 @get("/v1/lanes", opt=needs("read", shows=page("lanes", shown(Lane))))
 async def list_lanes(
-    request: Request[Any, Any, Any], cursor: Cursor = None, limit: PageLimit = 100
+    request: Request[Any, Any, Any], cursor: Cursor = None, limit: ListLimit = 100
 ) -> Response[dict[str, Any]]:
     """Lanes by name, with what operators have set."""
     engine = engine_of(request)
@@ -73,8 +79,7 @@ async def change_lane(
     data: JSONBody[LaneChange],
 ) -> Response[dict[str, Any]]:
     """`pause`: nothing of it is claimed. `drain`: what has begun goes on. `resume`: as before."""
-    lanes, caller = engine_of(request).lanes, caller_of(request)
-    check_everywhere(caller)
+    lanes, caller = shared_engine(request).lanes, caller_of(request)
     actions = {"pause": lanes.pause, "drain": lanes.drain, "resume": lanes.resume}
     if action not in actions:
         raise NotFoundException
@@ -87,8 +92,7 @@ async def set_lane(
     request: Request[Any, Any, Any], lane: FromPath[str], data: JSONBody[LaneSettings]
 ) -> Response[dict[str, Any]]:
     """Sets the weight of a lane, or how many of it may run at once."""
-    check_everywhere(caller_of(request))
-    lanes = engine_of(request).lanes
+    lanes = shared_engine(request).lanes
     changed = await lanes.set(lane, weight=data.weight, concurrency=data.concurrency)
     return respond(document(changed))
 

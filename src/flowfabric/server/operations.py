@@ -23,7 +23,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.attempts import FencedExecution
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.wait.suspensions import MadeWaitpoint
-from flowfabric.remote.operations import Again, Operation
+from flowfabric.remote.operations import Operation
 from flowfabric.remote.wire import (
     LONGEST_WAIT,
     QUIET,
@@ -168,18 +168,9 @@ class Operations:
 
         if travel.operation.name == "claims.claim":
             return await self._claiming.answer((admission.who, call.id), execute)
-        if not self._is_once(travel.operation, arguments):
+        if not travel.operation.is_once(arguments):
             return await execute()
         return await self._once.answer((admission.who, call.id), execute, tried=tried)
-
-    def _is_once(self, operation: Operation, arguments: dict[str, Any]) -> bool:
-        match operation.again:
-            case Again.SAME:
-                return False
-            case Again.KEYED:
-                return arguments["key"] is None
-            case Again.ONCE:
-                return True
 
     async def _execute(self, travel: Travel, arguments: dict[str, Any], *, tried: bool) -> Any:
         operation = travel.operation

@@ -2,9 +2,12 @@
 
 The server does not start with a value that it does not understand: one that guesses is open or slow
 in a way that its operator did not ask for. A flag counts more than the variable of the same name.
+Two variables may be empty, since no is the safe answer to both: an empty token is none, and then a
+server listens on this machine only; an empty or strange yes or no is no.
 """
 
 import re
+import ssl
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from ipaddress import IPv6Address, ip_address
@@ -115,11 +118,13 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
 
 
 class Setting(Struct, frozen=True):
-    """One member of the options: the ending of its variable, and how its text is read."""
+    """One member of the options: the ending of its variable, and how its text is read. A variable
+    that is set and empty says nothing if it `may_be_empty`; of all others it is refused."""
 
     member: str
     parse: Callable[[str], Any]
     secret: bool = False
+    may_be_empty: bool = False
 
 
 def read_options(
@@ -135,14 +140,31 @@ def read_options(
     for name, setting in SETTINGS.items():
         variable = VARIABLE + name.upper()
         if name in given:
-            found[setting.member] = _parsed(setting, f"--{name.replace('_', '-')}", given[name])
-        elif variable in environ:
+            found[setting.member] = _parsed(setting, _flag(name), given[name])
+        elif variable in environ and (environ[variable] or not setting.may_be_empty):
             found[setting.member] = _parsed(setting, variable, environ[variable])
     options = ServerOptions(**found)
     if (options.tls_cert is None) is not (options.tls_key is None):
-        missing = "TLS_KEY" if options.tls_key is None else "TLS_CERT"
-        raise Invalid(f"invalid value for {VARIABLE}{missing}: TLS needs a certificate and its key")
+        there, missing = "tls_cert", "tls_key"
+        if options.tls_cert is None:
+            there, missing = missing, there
+        name = _flag(missing) if there in given else VARIABLE + missing.upper()
+        raise Invalid(f"invalid value for {name}: TLS needs a certificate and its key")
     return options
+
+
+def check_tls(options: ServerOptions, flags: Mapping[str, str | None]) -> None:
+    """Refuses a certificate and a key with which no connection could be encrypted."""
+    if options.tls_cert is None:
+        return
+    name = _flag("tls_cert") if flags.get("tls_cert") else f"{VARIABLE}TLS_CERT"
+    try:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        # With a password for the key, none is asked for in the terminal.
+        context.load_cert_chain(options.tls_cert, options.tls_key, password="")
+    except OSError as error:
+        reason = f"not a certificate with its key, both PEM and without a password ({error})"
+        raise Invalid(f"invalid value for {name}: {reason}") from None
 
 
 def check_exposure(options: ServerOptions, *, any_token: bool) -> None:
@@ -204,14 +226,12 @@ def parse_address(text: str) -> ListenAddress:
 
 
 def parse_flag(text: str) -> bool:
-    """1, true, 0 or false, in any case."""
-    match text.lower():
-        case "1" | "true":
-            return True
-        case "0" | "false":
-            return False
-        case _:
-            raise Invalid("give 1, true, 0 or false")
+    """Whether it is 1 or true, in any case; every other text is no."""
+    return text.lower() in ("1", "true")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _parsed(setting: Setting, name: str, text: str) -> Any:
@@ -312,7 +332,7 @@ def _log(text: str) -> LogFormat:
 DAY = 86_400_000
 SETTINGS: Mapping[str, Setting] = {
     "listen": Setting("listen", parse_address),
-    "token": Setting("token", _token, secret=True),
+    "token": Setting("token", _token, secret=True, may_be_empty=True),
     "cors_origins": Setting("cors", parse_cors),
     "tls_cert": Setting("tls_cert", _file),
     "tls_key": Setting("tls_key", _file),
@@ -322,7 +342,7 @@ SETTINGS: Mapping[str, Setting] = {
     "drain_timeout": Setting("drain_timeout", _span(0, DAY)),
     "max_stream_readers": Setting("max_stream_readers", _whole(1, MAX_READERS)),
     "waitpoint_grace": Setting("waitpoint_grace", _span()),
-    "insecure": Setting("insecure", parse_flag),
+    "insecure": Setting("insecure", parse_flag, may_be_empty=True),
     "processes": Setting("processes", _whole(1, MAX_PROCESSES)),
     "public_url": Setting("public_url", _url),
     "log": Setting("log", _log),

@@ -2,10 +2,10 @@
 
 import asyncio
 from importlib.metadata import version
-from typing import Any
+from typing import Annotated, Any
 
 from litestar import Request, Response, get
-from litestar.params import FromQuery
+from litestar.params import FromQuery, QueryParameter
 from msgspec import Struct
 
 from flowfabric.core.base.errors import Invalid, NotFound
@@ -13,13 +13,20 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.wait.waitpoint import OpenWaitpoint
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.execution.claims import MAX_EXPIRED_PAGE
 from flowfabric.engine.execution.views import Failures
 from flowfabric.engine.wait.suspensions import SuspendedExecution
-from flowfabric.server.access import caller_of, check_everywhere, needs
+from flowfabric.server.access import caller_of, needs
 from flowfabric.server.context import context_of, engine_of
 from flowfabric.server.documents import document, plain, respond_page
 from flowfabric.server.overview_reader import OverviewAnswer
-from flowfabric.server.parameters import Cursor, Namespace, PageLimit, visible_namespace
+from flowfabric.server.parameters import (
+    Cursor,
+    Namespace,
+    PageLimit,
+    shared_engine,
+    visible_namespace,
+)
 from flowfabric.server.shown import also, page, shown
 from flowfabric.server.wire import read_id, respond
 from flowfabric.store.queries import Counts, ExpiredLease
@@ -170,24 +177,29 @@ async def _waitpoints(engine: Engine, suspended: SuspendedExecution) -> list[Ope
         return []
 
 
+LeaseLimit = Annotated[
+    int, QueryParameter(ge=0, description="At most so many, up to 10,000; 0 for none")
+]
+
+
 @get("/v1/leases/expired", opt=needs("read", shows=page("leases", shown(ExpiredLease))))
 async def expired_leases(
     request: Request[Any, Any, Any],
     namespace: Namespace = None,
     as_of: FromQuery[int | None] = None,
     cursor: Cursor = None,
-    limit: PageLimit = 100,
+    limit: LeaseLimit = 1000,
 ) -> Response[dict[str, Any]]:
     """Leases that ran out and were not taken over yet, the earliest first, for a supervisor that
     reclaims; with `as_of` those that run out until that moment."""
-    check_everywhere(caller_of(request))
-    found = await engine_of(request).claims.expired(
+    most = min(limit, MAX_EXPIRED_PAGE)
+    found = await shared_engine(request).claims.expired(
         as_of=None if as_of is None else Millis(as_of),
         after=None if cursor is None else _read_cursor(cursor),
-        limit=limit,
+        limit=most,
         namespace=namespace,
     )
-    return respond_page("leases", found, limit, _lease_cursor, plain)
+    return respond_page("leases", found, most, _lease_cursor, plain)
 
 
 def _lease_cursor(each: ExpiredLease) -> str:

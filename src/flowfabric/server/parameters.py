@@ -1,4 +1,4 @@
-"""What paths and queries name: executions, flows, pages, times to wait, tags."""
+"""What paths and queries name: executions, flows, limits, pages, times to wait, tags."""
 
 import asyncio
 from contextlib import suppress
@@ -13,10 +13,17 @@ from flowfabric.core.access.token import Identity
 from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.ids import ANYWHERE, ExecutionId
 from flowfabric.core.base.time import parse_span
-from flowfabric.server.access import caller_of, check_flow, check_namespace, check_run
+from flowfabric.engine.engine import Engine
+from flowfabric.server.access import (
+    caller_of,
+    check_everywhere,
+    check_flow,
+    check_namespace,
+    check_run,
+)
 from flowfabric.server.context import engine_of
 from flowfabric.server.long_polls import while_wanted
-from flowfabric.server.wire import MAX_U64, read_id, read_uuid_text
+from flowfabric.server.wire import MAX_U64, read_id, read_uuid_text, same_uuid
 
 MAX_WAIT = 30.0
 MAX_PAGE = 1000
@@ -25,7 +32,7 @@ Cursor = Annotated[str | None, QueryParameter(description="The `next_cursor` of 
 PageLimit = Annotated[
     int, QueryParameter(ge=1, le=MAX_PAGE, description=f"At most so many, up to {MAX_PAGE}")
 ]
-FlowLimit = Annotated[
+ListLimit = Annotated[
     int,
     QueryParameter(ge=0, le=MAX_PAGE, description=f"At most so many, up to {MAX_PAGE}; 0 for none"),
 ]
@@ -35,8 +42,9 @@ Tag = Annotated[str | None, QueryParameter(description="Only with this tag: key=
 
 
 async def find_run(request: Request[Any, Any, Any], text: str) -> ExecutionId:
-    """The execution that a path names, tagged or by its uuid alone, if the caller sees it. One that
-    it does not see is refused by the id as it was given: the partition would say that it exists."""
+    """The execution that a request names, tagged or by its uuid alone, if the caller sees it. One
+    that it does not see is refused by the id as it was given: the partition would say that it
+    exists."""
     id, engine = read_id(text), engine_of(request)
     await check_run(caller_of(request), engine, id)
     if id.partition_index != ANYWHERE:
@@ -50,6 +58,22 @@ async def find_flow(request: Request[Any, Any, Any], text: str) -> UUID:
     id = read_uuid_text(text, "flow")
     await check_flow(caller_of(request), engine_of(request), id)
     return id
+
+
+def shared_engine(request: Request[Any, Any, Any]) -> Engine:
+    """The engine, for what all namespaces share: refuses a caller that sees only some of them."""
+    check_everywhere(caller_of(request))
+    return engine_of(request)
+
+
+def find_limit(
+    request: Request[Any, Any, Any], path: str, member: str, repeated: str | None = None
+) -> tuple[str, Engine]:
+    """The name of the budget or quota whose uuid a path has, and the engine. The body may repeat
+    the uuid."""
+    id = read_uuid_text(path, member)
+    same_uuid(id, repeated, member)
+    return str(id), shared_engine(request)
 
 
 def check_digits(request: Request[Any, Any, Any], *names: str) -> None:

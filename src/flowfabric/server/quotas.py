@@ -10,9 +10,9 @@ from msgspec import Struct
 from flowfabric.core.base.numbers import MAX_COUNT
 from flowfabric.core.base.time import MAX_SPAN, Millis
 from flowfabric.core.limit.quota import Quota, Rate
-from flowfabric.server.access import caller_of, check_everywhere, needs
-from flowfabric.server.context import engine_of
+from flowfabric.server.access import needs
 from flowfabric.server.errors import BODIES
+from flowfabric.server.parameters import shared_engine
 from flowfabric.server.wire import U64, Now, Tagged, UuidText, fit, optional_uuid, respond
 
 
@@ -47,8 +47,7 @@ async def create_quota(
     request: Request[Any, Any, Any], data: JSONBody[CreateQuota]
 ) -> Response[CreateQuotaAnswer]:
     """Creates a quota; one that exists stays as it is."""
-    check_everywhere(caller_of(request))
-    engine = engine_of(request)
+    engine = shared_engine(request)
     id = str(optional_uuid(data.quota_policy_id, "quota_policy_id") or engine.suspensions.new_id())
     if await engine.quotas.create(read_quota(data, id)):
         return respond(CreateQuotaAnswer(Created=QuotaIdentity(id)), 201)

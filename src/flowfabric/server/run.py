@@ -66,6 +66,7 @@ class Server:
         self._listening = list(listening)
         self._uvicorn = _Uvicorn(_config(context), self._drain)
         self._on_drain: list[Callable[[], None]] = []
+        self._signalled = False
 
     @classmethod
     async def open(
@@ -104,7 +105,7 @@ class Server:
         loop = asyncio.get_running_loop()
         self._context.engine.sweep.start()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+            loop.add_signal_handler(number, self._on_signal)
         try:
             async with metrics_beside(self._context) as url:
                 if url is not None:
@@ -115,13 +116,18 @@ class Server:
                 loop.remove_signal_handler(number)
 
     def stop(self) -> None:
-        """Begins to drain; called again, stops at once."""
-        if self._context.draining.is_set():
-            self._uvicorn.force_exit = True
-        else:
+        """Begins to drain. Called again, it changes nothing: the worker beside a server and the
+        parent of a process end during a drain, and requests under way keep their time."""
+        if not self._context.draining.is_set():
             log.info("draining: no new work is handed out")
         self._drain()
         self._uvicorn.should_exit = True
+
+    def _on_signal(self) -> None:
+        """The first signal begins to drain, the second one stops at once."""
+        self._uvicorn.force_exit = self._signalled
+        self._signalled = True
+        self.stop()
 
     def _drain(self) -> None:
         if not self._context.draining.is_set():

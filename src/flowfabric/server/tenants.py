@@ -29,6 +29,7 @@ from flowfabric.engine.execution.attempts import FencedExecution
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.remote.operations import Operation, Touches
 from flowfabric.remote.wire import HeldClaim
+from flowfabric.server.access import check_dead_worker
 from flowfabric.server.explanations import without_foreign_runs
 from flowfabric.store.queries import Query, Renewal
 
@@ -158,7 +159,7 @@ class Admission:
                 return self._place(value)
             case Touches.SUBSCRIPTION | Touches.WEBHOOK:
                 return await self._reader(touches, value)
-            case Touches.ANSWER | Touches.BUDGETS | Touches.NEW_WEBHOOK:
+            case Touches.ANSWER | Touches.BUDGETS | Touches.NEW_WEBHOOK | Touches.DEAD_WORKER:
                 return value
             case Touches.VALUE:
                 return await self._values(value)
@@ -170,10 +171,14 @@ class Admission:
 
     async def _check(self, touches: Touches, value: Any, given: Mapping[str, Any]) -> None:
         """Names that all namespaces share, beside what says in which one the call is."""
-        if touches is Touches.BUDGETS:
-            await self._check_attached(given["owned"], value)
-        else:
-            await self._check_webhook(value)
+        match touches:
+            case Touches.BUDGETS:
+                await self._check_attached(given["owned"], value)
+            case Touches.DEAD_WORKER:
+                place, revoke = self._place(given["namespace"]), given["revoke"]
+                await check_dead_worker(self._engine, self._caller, value, place, revoke=revoke)
+            case _:
+                await self._check_webhook(value)
 
     async def _reader(self, touches: Touches, name: Any) -> Any:
         """The name of a subscription or webhook that reads what the caller sees."""
@@ -278,4 +283,4 @@ class Admission:
 
 
 _PLACE = Touches.NAMESPACE
-_CHECKED = frozenset({Touches.BUDGETS, Touches.NEW_WEBHOOK})
+_CHECKED = frozenset({Touches.BUDGETS, Touches.NEW_WEBHOOK, Touches.DEAD_WORKER})

@@ -35,6 +35,7 @@ from flowfabric.server.errors import BODIES, READS, answer_to
 from flowfabric.server.executions import RunPath, own_run
 from flowfabric.server.parameters import check_digits
 from flowfabric.server.wire import (
+    NO_STORE,
     U64,
     Bytes,
     Moment,
@@ -56,7 +57,6 @@ SIGNAL_BODY = 256 * 1024
 PAGE = 100
 MAX_PAGE = 1000
 NEXT = "FlowFabric-Next-Cursor"
-NO_STORE = {"Cache-Control": "no-store"}
 
 
 class PendingWaitpoint(Struct, kw_only=True):

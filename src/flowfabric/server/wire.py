@@ -49,6 +49,8 @@ Bytes = list[Byte] | str
 """Bytes in JSON: a list of numbers, as the original has it, or base64 text."""
 
 OCTETS = "application/octet-stream"
+NO_STORE = {"Cache-Control": "no-store"}
+"""Headers of an answer that has a credential, or what one shows."""
 Json = msgspec.Raw | UnsetType
 """Any JSON value, kept exactly as it was sent; null is one as well, UNSET is none."""
 

@@ -10,7 +10,7 @@ from flowfabric.core.execution.registry import HeldLease, Presence
 from flowfabric.server.access import caller_of, needs
 from flowfabric.server.context import engine_of
 from flowfabric.server.documents import document
-from flowfabric.server.parameters import Cursor, Namespace, PageLimit, visible_namespace
+from flowfabric.server.parameters import MAX_PAGE, Cursor, Namespace, PageLimit, visible_namespace
 from flowfabric.server.shown import also, listing, page, shown
 from flowfabric.server.wire import respond
 
@@ -25,7 +25,7 @@ async def list_workers(
     lane: FromQuery[str | None] = None,
     kind: FromQuery[str | None] = None,
     cursor: Cursor = None,
-    limit: PageLimit = 100,
+    limit: PageLimit = MAX_PAGE,
 ) -> Response[dict[str, Any]]:
     """Live workers by namespace and instance, with what they hold according to the store."""
     caller, workers = caller_of(request), engine_of(request).workers

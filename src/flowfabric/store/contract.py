@@ -48,6 +48,7 @@ from flowfabric.core.wait.model import Loaded, Needs, ReceivedSignal
 from flowfabric.store.clock import StoreClock
 from flowfabric.store.hints import Hints
 from flowfabric.store.queries import (
+    ChangedByEnds,
     ClaimCall,
     Counts,
     Crowd,
@@ -66,6 +67,9 @@ from flowfabric.store.queries import (
     LaneCounts,
     LedgerNeeds,
     LinesRequest,
+    MembersOf,
+    MovedByRelease,
+    OtherVersion,
     Owing,
     Page,
     Place,
@@ -188,7 +192,8 @@ class ExecutionStore(Protocol):
         call took before and still holds are returned first, all of them; a limit of 0 asks for no
         others. One that cannot be read is set aside; the next best is taken in its place.
         `suspects` leaves out suspects or all others. A row that is SPENT is taken without a new
-        epoch and without an event, for the caller to give it up.
+        epoch and without an event, for the caller to give it up. Of what has begun before, the
+        recorded steps may come with it (`Taken.steps`), where reading them later is a round trip.
 
         Of lanes, which are records (`LANES`), it repeats `core.limit.lane.begins` and `is_full`:
         nothing of a paused lane; of a draining one only what has begun (a start other than
@@ -221,13 +226,25 @@ class ExecutionStore(Protocol):
         changes: Sequence[Change[object]],
         now: Millis,
         downstreams: Sequence[DownstreamChange] = (),
-    ) -> set[UUID]:
+    ) -> ChangedByEnds:
         """Writes endings for which `Change.plain_end` holds: the lease row goes if version,
         epoch, lease id stand and it has not expired by `now`; done row and event come. In the same
         commit it writes changes of downstreams for which `Change.plain_release` holds: each if all
         its upstreams were ended by this call, none of them has more open edges than the change
-        says, its version stands, and no other session has locked it. Returns the executions that
-        were changed."""
+        says, its version stands, and no other session has locked it."""
+
+    async def end_and_claim(
+        self,
+        changes: Sequence[Change[object]],
+        now: Millis,
+        downstreams: Sequence[DownstreamChange],
+        call: ClaimCall,
+    ) -> ChangedByEnds:
+        """As `end`, but of downstreams with a `claimed` change it writes that, if `call` may take
+        the downstream and would take nothing before it: its lane is open, no lane of the call
+        drains or has a concurrency, and no row that the call may take now is better. It may write
+        the other change for any other reason. The id of the call is the lease id, so that a claim
+        with this id finds what was taken here."""
 
     async def write_progress(self, writes: Sequence[SideWrite], now: Millis) -> set[UUID]:
         """Writes each side write whose lease stands (the lease row is locked while it is
@@ -301,11 +318,13 @@ class ExecutionStore(Protocol):
     async def tags(self, uuids: Sequence[UUID]) -> list[dict[str, str]]:
         """The tags of each of these executions; none for one that does not exist."""
 
-    async def page(self, query: Query) -> Page:
-        """Executions by (created_at, id). Examines a bounded number of rows per call."""
+    async def page(self, query: Query | MembersOf) -> Page:
+        """Executions by (created_at, id); examines a bounded number of rows per call. Members of a
+        flow as `snapshots` gives them, without a cursor. Names those that cannot be read."""
 
     async def snapshots(self, query: SnapshotQuery) -> list[Snapshot]:
-        """Members of a flow, claimable, suspended or failed executions, as their query says."""
+        """Members of a flow, claimable, suspended or failed executions, as their query says.
+        Without those that cannot be read."""
 
     async def counts(
         self, namespace: str | None = None, lane: str | None = None, *, flow: UUID | None = None
@@ -460,7 +479,7 @@ class LimitStore(Protocol):
         keys of the lines, oldest first; `served`: the latest turn of each quota, the one asked for
         also if it does not exist. The versions are never newer than the rest."""
 
-    async def release(self, release: Release) -> set[UUID] | None:
+    async def release(self, release: Release) -> MovedByRelease | None:
         """Writes a release, if every quota in `versions` still has that version (0: is not there;
         of the others each becomes one more) and every queue in `turns` has its row, and returns
         what was moved; None, and nothing is written, otherwise. Moves the rows of `moves` from
@@ -470,14 +489,15 @@ class LimitStore(Protocol):
         of queues, adds the admissions, deletes the admissions of quotas in `forget` up to that
         moment. The third statement that may repeat a core rule."""
 
-    async def serve(self, ask: LinesRequest) -> ServedLines | None:
+    async def serve(self, ask: LinesRequest) -> ServedLines | OtherVersion | None:
         """View, decision and release in one, for chosen lines of a quota that limits the
         concurrency of each key and nothing else; None, and nothing is written, if it has other
-        limits, is missing or cannot be read. Counts the rows of
-        `ready` and `lease` of each key in all its lines, picks as many candidates as there are
-        free slots, and moves them as `release` does, in the order and at the moments of
+        limits, is missing or cannot be read. Nothing is written either if the version is not the
+        one of the request. Counts the rows of `ready` and `lease` of each key in all its lines,
+        where the request does not say how many slots are free, picks as many candidates as there
+        are, and moves them as `release` does, in the order and at the moments of
         `core.limit.release.serve`. The version of the quota becomes one more, also if no run was
-        admitted: what another process knows of these lines no longer holds."""
+        admitted, and without any line: what another process knows no longer holds."""
 
     async def take_starts_back(self, starts: Sequence[StartsBack]) -> None:
         """Takes admissions off the log: of each quota and key `count` of those from `since` to

@@ -1,7 +1,8 @@
 """What is asked of a store, and what it answers (`store.contract`)."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple
 from uuid import UUID
 
@@ -59,10 +60,12 @@ class ClaimCall(Struct, frozen=True, gc=False):
 
 
 class Taken(Struct, frozen=True, gc=False):
-    """One claimed execution; `snapshot.state` is Active."""
+    """One claimed execution; `snapshot.state` is Active. `steps` is all that its generation has
+    recorded, in order; None leaves that to be read, as for a first attempt or many steps."""
 
     snapshot: Snapshot
     payload: bytes
+    steps: tuple[Step, ...] | None = None
 
 
 class Renewal(Struct, frozen=True, gc=False):
@@ -401,12 +404,40 @@ class QuotaViewRequest(Struct, frozen=True):
     draining: tuple[Route, ...] = ()
 
 
+class ChangedByEnds(set[UUID]):
+    """The executions that a call of `end` has changed. `claimed` are the payloads of downstreams
+    that it has leased. `repeated`: a reply was lost and the statement was sent again, so that the
+    answer of another call may have named some of them."""
+
+    def __init__(
+        self,
+        uuids: Iterable[UUID],
+        *,
+        claimed: Mapping[UUID, bytes] = MappingProxyType({}),
+        repeated: bool = False,
+    ) -> None:
+        super().__init__(uuids)
+        self.claimed = claimed
+        self.repeated = repeated
+
+
+class MovedByRelease(set[UUID]):
+    """The executions that a release has admitted. `repeated`: a reply was lost, and the quotas have
+    the next versions; a release of another process may have moved them, and not this one."""
+
+    def __init__(self, uuids: Iterable[UUID], *, repeated: bool = False) -> None:
+        super().__init__(uuids)
+        self.repeated = repeated
+
+
 class LinesRequest(Struct, frozen=True):
-    """Chosen lines of a quota, each of which uses no other quota. `most` are admitted at most;
-    `closed` and `draining` as in `QuotaViewRequest`."""
+    """Lines of a quota, each of which uses no other quota: how many slots each has to give away,
+    None if they are to be counted. Nothing is done if the quota has another `version` than this.
+    `most` are admitted at most; `closed` and `draining` as in `QuotaViewRequest`."""
 
     quota: str
-    queues: tuple[int, ...]
+    lines: Mapping[int, int | None]
+    version: int | None
     now: Millis
     most: int
     closed: tuple[Route, ...] = ()
@@ -414,15 +445,20 @@ class LinesRequest(Struct, frozen=True):
 
 
 class ServedLines(Struct, frozen=True):
-    """`moved` were admitted of `picked`: others have gone elsewhere meanwhile. `room` is how many
-    more of each line there is room for, which no run waits for that could be claimed; it holds
+    """`moved` were admitted. `room` is how many more of each line there is room for, which no run
+    waits for that could be claimed, but in the lines of `left`: there more wait, or have gone
+    elsewhere meanwhile. It is negative where more slots are held than the limit is now. It holds
     while the quota has this `version`. `turn` is the latest turn of the quota."""
 
     version: int
     turn: int
-    picked: int
     moved: int
     room: Mapping[int, int]
+    left: Sequence[int]
+
+
+class OtherVersion(Struct, frozen=True):
+    """The quota has another version than the one that was asked for."""
 
 
 class QueueCount(Struct, frozen=True):

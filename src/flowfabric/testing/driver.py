@@ -75,7 +75,7 @@ class Driver:
     async def drive_to_end(self, id: ExecutionId, timeout: float | None = None) -> None:
         """The timeout is measured by the clock of the harness."""
         async with self.drive():
-            ended = partial(_told, self, partial(self._has_ended, id))
+            ended = partial(_is_reported, self, partial(self._has_ended, id))
             if timeout is None:
                 await self.settle_through(ended, "the run does not end", id)
             elif not await self.settle_until(ended, self.later(timeout)):
@@ -83,7 +83,7 @@ class Driver:
 
     async def drive_flow(self, id: UUID, timeout: float | None = None) -> None:
         async with self.drive():
-            over = partial(_told, self, partial(self._is_over, id))
+            over = partial(_is_reported, self, partial(self._is_over, id))
             if timeout is None:
                 await self.settle_through(over, "the flow does not end")
             elif not await self.settle_until(over, self.later(timeout)):
@@ -246,7 +246,7 @@ class Driver:
         store = await open_sqlite(":memory:", clock=self.clock, inline=True)
         jitter = random.Random(0)  # noqa: S311 - the same jitter in every run of a test
         engine = await Engine.open(store, options=self.fabric._options, jitter=jitter)
-        engine.attempts = WatchedAttempts(engine._context, engine.claims, self.watch)
+        engine.attempts = WatchedAttempts(engine, self.watch)
         engine.streams = WatchedStreams(engine._context, engine.attempts, self.drive_to_end)
         engine.views = WatchedViews(engine._context, self.watch, self.drive_to_end)
         engine.flow_views = WatchedFlowViews(engine._context, engine._resolver, self.drive_flow)
@@ -283,16 +283,16 @@ class Driver:
         unended = [info.id for info in self.unended()]
         chosen = [id] if id in unended else unended[:5]
         tasks = frozenset(self.fabric.tasks)
-        told = [self.checks.tell(run, tasks) for run in chosen] or ["every run has ended"]
-        return "\n  ".join([f"{why}:", *told])
+        lines = [self.checks.tell(run, tasks) for run in chosen] or ["every run has ended"]
+        return "\n  ".join([f"{why}:", *lines])
 
     def unended(self) -> tuple[Info, ...]:
         states = tuple(state for state in PublicState if state not in ENDED)
         return at_once(self.open_engine().views.list(Query(states=states))).items
 
 
-def _told(driver: Driver, ended: Callable[[], bool]) -> bool:
-    """Whether it has ended, and the hooks that are told so have returned."""
+def _is_reported(driver: Driver, ended: Callable[[], bool]) -> bool:
+    """Whether it has ended, and the hooks that hear of it have returned."""
     return ended() and not driver._working().reporting
 
 

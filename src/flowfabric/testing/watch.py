@@ -15,8 +15,9 @@ from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.step_order import is_named
 from flowfabric.core.flow.model import Flow
 from flowfabric.engine.context import EngineContext
+from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.attempts import Attempts, Owned
-from flowfabric.engine.execution.claims import Claim, Claims
+from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.execution.streams import FramePage, Streams
 from flowfabric.engine.execution.views import Ending, Views
 from flowfabric.engine.flow.resolver import FlowResolver
@@ -88,8 +89,9 @@ class HandlerWatch:
 class WatchedAttempts(Attempts):
     """Records steps, and holds the handler there when a test asks for it."""
 
-    def __init__(self, context: EngineContext, claims: Claims, watch: HandlerWatch) -> None:
-        super().__init__(context, claims)
+    def __init__(self, engine: Engine, watch: HandlerWatch) -> None:
+        lines, follow_ons = engine._releases.lines, engine._follow_ons
+        super().__init__(engine._context, engine.claims, lines, follow_ons)
         self._watch = watch
 
     async def record_step(self, owned: Owned, step: Step) -> None:

@@ -13,6 +13,7 @@ from flowfabric.engine.execution.claims import Claim
 from tests.kit import situations
 from tests.kit.lab import TTL, W1, W2, Lab
 from tests.kit.leases import UNKNOWN, describe
+from tests.kit.waits import signal, suspend
 
 RETRYING: dict[str, Any] = {
     "retry_policy": {"max_retries": 1, "backoff": {"type": "fixed", "delay_ms": 10}}
@@ -492,3 +493,41 @@ async def test_a_caller_s_clock_decides_nothing(lab: Lab, second_lab: Lab) -> No
         claim.lease.started_at,
         lab.clock.now(),
     ]
+
+
+# -- when an attempt waited
+
+
+async def test_an_attempt_says_when_it_was_suspended_and_resumed(lab: Lab) -> None:
+    """§2.6, §3.9: of the last wait, while it waits, runs, is lost and after its end"""
+    claim = await lab.running()
+    id = claim.id
+
+    async def moments(index: int = 0) -> tuple[int | None, int | None]:
+        found = (await attempts_of(lab, id))[index]
+        begin = claim.lease.started_at
+        return tuple(  # type: ignore[return-value]
+            None if at is None else at - begin for at in (found.suspended_at, found.resumed_at)
+        )
+
+    assert await moments() == (None, None)
+    lab.clock.advance(1)
+    answer = await suspend(lab, claim)
+    lab.clock.advance(1)
+    assert await moments() == (1, None)
+    await signal(lab, id, answer.primary)
+    lab.clock.advance(1)
+    again = await lab.claim_one()
+    assert await moments() == (1, 3)
+    lab.clock.advance(1)
+    await lab.engine.attempts.delay(again, Millis(lab.clock.now() + 1))
+    assert await moments() == (4, None)
+    await lab.pass_time(1)
+    again = await lab.claim_one()
+    assert await moments() == (4, 5)
+    await lab.lose(again)
+    assert await moments() == (4, 5)
+    rescuer = await lab.claim_one(W2)
+    assert [await moments(0), await moments(1)] == [(4, 5), (None, None)]
+    await lab.complete(rescuer)
+    assert [await moments(0), await moments(1)] == [(4, 5), (None, None)]

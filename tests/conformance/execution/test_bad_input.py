@@ -435,7 +435,7 @@ NO_POLICIES: list[Any] = [
     {"timeout_policy": {"execution_deadline_ms": 2**70}}, {"delay_until": -1},
     {"delay_until": math.nan}, {"routing_requirements": []}, {"budget_ids": [""]},
     {"quotas": [{"quota": "a"}, {"quota": "a"}]}, {"quotas": [{"quota": ""}]}, {"quotas": ["a"]},
-    {"suspension_policy": {"timeout_behavior": "odd"}}, {"stream_policy": 7},
+    {"suspension_policy": {"timeout_behavior": 7}}, {"stream_policy": 7},
     {"fallback_policy": {"x": "\ud800"}}, {"fallback_policy": {"x": object()}},
     b'{"fallback_policy": {"x": "\\ud800"}}', b'{"priority": NaN}', b"\xff", b"{" * 9999,
 ]  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 from flowfabric.core.base.errors import Corruption
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.schedule import Schedule
 from flowfabric.core.execution.status import PublicState
@@ -292,3 +293,35 @@ async def test_members_go_on(lab: Lab, store_url: str) -> None:
     await lab.engine.flows.cancel(flow.id, reason="enough")
     await lab.engine.sweep.once()
     assert await lab.state(flow["c"]) is PublicState.CANCELLED
+
+
+@pytest.mark.parametrize("table", ["ready", "lease", "parked"])
+@pytest.mark.parametrize("damaged", [0, 1, 2])
+async def test_a_cancelled_flow_names_the_member_and_cancels_it_once_it_is_repaired(
+    lab: Lab, store_url: str, table: str, damaged: int
+) -> None:
+    """C-T69, C-T75, INV-30: the others are cancelled, and the flow goes on owing it the cancel"""
+    far = {"delay_until": Millis(lab.clock.now() + 600_000)} if table == "parked" else {}
+    drawn = await declare(lab, "a", "b", "c", given=dict.fromkeys("abc", far))
+    assert len(await lab.claim(limit=3) if table == "lease" else "abc") == 3
+    ids = sorted(drawn.members.values())
+    await spoil(store_url, table, "life", ids[damaged])
+    for _ in range(2):
+        answer = await lab.engine.flows.cancel(drawn.id, reason="enough")
+        assert answer.remaining == (ids[damaged],)
+    others = [id for id in ids if id != ids[damaged]]
+    assert {await lab.state(id) for id in others} == {PublicState.CANCELLED}
+    (told,) = [
+        event
+        for id in others
+        for event in await lab.events(id)
+        if event.kind is EventKind.FLOW_CANCEL_REQUESTED
+    ]
+    assert told.detail is not None
+    assert told.detail["member_count"] == 3
+    await lab.pass_time(1_000)
+    await repair(store_url, table, "life", ids[damaged])
+    await lab.pass_time(1_000)
+    assert await lab.state(ids[damaged]) is PublicState.CANCELLED
+    await drawn.settled()
+    assert (await drawn.flow()).ended == {"cancelled": 3}

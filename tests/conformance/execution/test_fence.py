@@ -37,6 +37,7 @@ from tests.kit.owners import (
     everything,
     refuse_all,
 )
+from tests.kit.waits import signal, suspend
 
 # -- who may act
 
@@ -349,10 +350,17 @@ async def test_a_handle_signed_elsewhere_opens_nothing(lab: Lab, store: Store) -
     assert await everything(lab, claim.id) == before
 
 
-async def test_a_handle_that_gave_its_lease_up_owns_nothing(lab: Lab, store: Store) -> None:
+async def test_a_handle_that_gave_its_lease_up_owns_nothing(lab: Lab) -> None:
+    """§1.4, §3.0.3: the gate answers as it does for every lease of the past"""
     claim = await lab.running()
-    body = lab.engine.attempts.open(lab.engine.attempts.seal(claim))
-    suspended = seal(replace(body, kind=HandleKind.SUSPENDED), (await store.identity()).secret)
+    answer = await suspend(lab, claim)
+    assert answer.handle is not None
     before = await everything(lab, claim.id)
-    await refuse_all(lab, suspended, InvalidHandle)
+    await refuse_all(lab, answer.handle, NotActive)
+    assert await everything(lab, claim.id) == before
+    await signal(lab, claim.id, answer.primary)
+    await refuse_all(lab, answer.handle, NotActive)
+    await lab.claim_one(W2)
+    before = await everything(lab, claim.id)
+    await refuse_all(lab, answer.handle, StaleLease)
     assert await everything(lab, claim.id) == before

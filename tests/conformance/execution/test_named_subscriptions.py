@@ -365,6 +365,21 @@ async def test_a_gap_with_nothing_behind_it_is_told_too(lab: Lab) -> None:
     assert (await read(lab)).gap is None
 
 
+async def test_a_gap_is_reported_before_the_next_event(lab: Lab) -> None:
+    """Q-10: a reader whose events were all deleted learns it at once, not with the next event."""
+    await lab.engine.subscriptions.create("s")
+    await end_one(lab)
+    deleted = await lab.engine.events.tail()
+    lab.clock.advance(WEEK)
+    assert await lab.engine.sweep.trim() == 1
+    batch = await read(lab)
+    assert batch == EventBatch((), deleted, EventGap(0, deleted))
+    await lab.engine.subscriptions.ack("s", batch.cursor)
+    left = await end_one(lab)
+    following = await read(lab)
+    assert (ids(following), following.gap) == ([left], None)
+
+
 async def test_a_reader_that_has_read_everything_misses_nothing(lab: Lab) -> None:
     await lab.engine.subscriptions.create("s")
     await end_one(lab)

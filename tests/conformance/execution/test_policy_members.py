@@ -36,12 +36,14 @@ async def parked(lab: Lab, policy: dict[str, Any], **members: Any) -> str:
         ("auto_resume_with_timeout_signal", PublicState.WAITING),
         ("auto_resume", PublicState.WAITING),
         ("escalate", PublicState.SUSPENDED),
+        ("odd", PublicState.FAILED),
+        ("", PublicState.FAILED),
     ],
 )
 async def test_a_suspension_without_a_timeout_has_that_of_the_policy(
     lab: Lab, behaviour: str | None, state: PublicState
 ) -> None:
-    """§1.7: defaults for suspend"""
+    """§1.7: defaults for suspend; §3.39: an unknown behaviour fails the run"""
     policy = {"default_timeout_ms": MINUTE}
     named_too = policy if behaviour is None else {**policy, "timeout_behavior": behaviour}
     id = await parked(lab, named_too)

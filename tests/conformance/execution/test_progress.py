@@ -221,6 +221,20 @@ async def test_steps_are_told_apart_by_name_and_occurrence_and_come_in_order(lab
     assert await steps_of(lab, claim, generation=1) == [steps[3]]
 
 
+async def test_a_claim_brings_what_was_recorded_before_it_or_leaves_it_to_be_read(lab: Lab) -> None:
+    claim = await lab.running()
+    assert claim.steps is None
+    for step in (Step(0, 1, "mail", 0, b"b"), Step(0, 0, "charge", 0, b"a")):
+        await lab.engine.attempts.record_step(claim, step)
+    await lab.engine.attempts.hand_back(claim)
+    again = await lab.claim_one()
+    assert again.steps in (None, tuple(await steps_of(lab, claim)))
+    await lab.engine.attempts.record_step(again, Step(0, 2, "ship", 0, b"c"))
+    await lab.lose(again)
+    third = await lab.claim_one()
+    assert third.steps in (None, tuple(await steps_of(lab, claim)))
+
+
 @pytest.mark.rules
 async def test_a_step_needs_a_name_and_bytes_that_can_be_stored(lab: Lab) -> None:
     claim = await lab.running()

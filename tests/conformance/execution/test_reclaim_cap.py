@@ -10,7 +10,6 @@ from flowfabric.core.base.errors import (
     NotActive,
 )
 from flowfabric.core.base.ids import new_uuid7
-from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind, Family
 from flowfabric.core.execution.grant import Granted, GrantNotFound, ReclaimCapExceeded
 from flowfabric.core.execution.lease import MarkedExpired, Revoked
@@ -20,9 +19,6 @@ from flowfabric.engine.execution.claims import Claim
 from flowfabric.store.queries import ClaimCall
 from tests.kit.lab import TTL, W2, Lab
 from tests.kit.leases import describe, kinds, lost, lost_after, reclaim
-
-GRANT = Millis(10_000)
-
 
 # -- too often
 

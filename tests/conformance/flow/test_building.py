@@ -335,6 +335,19 @@ async def test_members_are_held_until_the_flow_is_sealed(lab: Lab) -> None:
     assert await lab.engine.flows.seal(flow.id) is False
 
 
+async def test_a_held_member_says_what_it_waits_for(lab: Lab) -> None:
+    """C-T11, coordination.md 1.5: the detail names the number of edges, before the seal as well."""
+    flow = await Growing.begin(lab, "a", "b")
+    await flow.link("a>b")
+    details = [(await described(lab, flow[name])).blocking_detail for name in "ab"]
+    assert details == [
+        "waits for the seal of its flow",
+        "waits for 1 of 1 upstreams and the seal of its flow",
+    ]
+    await flow.seal()
+    assert (await described(lab, flow["b"])).blocking_detail == "waits for 1 of 1 upstreams"
+
+
 async def test_a_member_of_a_sealed_flow_runs_at_once(lab: Lab) -> None:
     flow = await Growing.begin(lab, "a")
     await flow.seal()

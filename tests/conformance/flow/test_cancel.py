@@ -22,7 +22,7 @@ from flowfabric.core.flow.join import Edge
 from flowfabric.core.flow.model import Cancellation, CancelPolicy, FlowState
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.flow.flows import FlowCancelled
-from flowfabric.store.queries import MembersOf, SnapshotQuery
+from flowfabric.store.queries import MembersOf
 from tests.kit.flow_lab import Drawn, declare, fresh
 from tests.kit.lab import Lab
 from tests.kit.situations import DELAY, RETRY, completions, described, suspend
@@ -109,16 +109,16 @@ async def test_a_member_that_starts_meanwhile_is_not_pending(
 ) -> None:
     """Q-1: looked at again when it is cancelled"""
     drawn = await declare(lab, "a", "b")
-    honest, begun = lab.engine.store.snapshots, list[Claim]()
+    honest, begun = lab.engine.store.page, list[Claim]()
 
-    async def members(query: SnapshotQuery) -> Any:
+    async def members(query: MembersOf) -> Any:
         found = await honest(query)
         if await drawn.state() is FlowState.CANCELLED and not begun:
             begun.append(await drawn.take("a"))
         return found
 
     await lab.engine.flows.cancel_header(drawn.id, policy="cancel_pending")
-    monkeypatch.setattr(lab.engine.store, "snapshots", members)
+    monkeypatch.setattr(lab.engine.store, "page", members)
     await drawn.settled()
     assert await drawn.states() == {"a": PublicState.ACTIVE, "b": CANCELLED}
     await lab.complete(begun[0])
@@ -257,6 +257,17 @@ async def test_waiting_means_for_the_members(lab: Lab) -> None:
     assert set((await drawn.states()).values()) == {CANCELLED}
 
 
+async def test_members_on_many_pages_are_all_cancelled(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I-19, C-T73: the next page is decided while one is written"""
+    monkeypatch.setattr("flowfabric.engine.flow.walks.PAGE", 3)
+    drawn = await declare(lab, "a>b>c>d>e", "a>e", *(f"m{n}" for n in range(11)))
+    await drawn.complete("m0")
+    assert (await cancel(drawn)).remaining == ()
+    assert (await drawn.check()).ended == {"success": 1, "cancelled": 15}
+
+
 async def test_in_the_background_the_members_follow(lab: Lab) -> None:
     drawn = await declare(lab, "a>b", "c")
     answer = await cancel(drawn, wait=False)
@@ -282,14 +293,14 @@ async def test_a_timeout_leaves_the_rest_to_the_background(
 ) -> None:
     """C-T73"""
     drawn = await declare(lab, "a", "b")
-    honest, gate = lab.engine.store.snapshots, asyncio.Event()
+    honest, gate = lab.engine.store.page, asyncio.Event()
 
-    async def slow(query: SnapshotQuery) -> Any:
-        if isinstance(query, MembersOf) and query.living and query.limit == 500:
+    async def slow(query: MembersOf) -> Any:
+        if query.living and query.limit == 500:
             await gate.wait()
         return await honest(query)
 
-    monkeypatch.setattr(lab.engine.store, "snapshots", slow)
+    monkeypatch.setattr(lab.engine.store, "page", slow)
     with pytest.raises(TimeoutError):
         await cancel(drawn, timeout=0.01)
     assert await drawn.state() is FlowState.CANCELLED

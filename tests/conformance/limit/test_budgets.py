@@ -244,6 +244,18 @@ async def test_a_run_that_lost_its_lease_is_counted_and_marked(lab: Lab) -> None
 # -- release
 
 
+async def test_counters_go_back_to_zero(lab: Lab) -> None:
+    """§2.4, server-sdk.md 7.12: a counter that was released is 0 and stays, also beside others"""
+    await make(lab, 100)
+    run = await lab.submit()
+    await lab.engine.budgets.spend("team", {"tokens": 25, "cents": 4}, execution=run)
+    await lab.engine.budgets.release("team", run)
+    assert (await lab.engine.budgets.get("team")).used == {"cents": 0, "tokens": 0}
+    assert await lab.engine.budgets.release("team", run) == {}
+    await lab.engine.budgets.spend("team", {"tokens": 1})
+    assert (await lab.engine.budgets.get("team")).used == {"cents": 0, "tokens": 1}
+
+
 async def test_a_release_takes_back_exactly_what_one_execution_spent(lab: Lab) -> None:
     """C-T89, I-25, I-26: twice is once, without a ledger it is nothing, others keep theirs"""
     await make(lab, 100)

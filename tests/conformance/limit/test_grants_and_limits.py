@@ -4,12 +4,13 @@ import pytest
 
 from flowfabric.core.base.errors import NotEligible, Unavailable
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.grant import NotReclaimable
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.limit.budget import Budget, Limit
 from flowfabric.core.limit.quota import Rate
 from flowfabric.engine.execution.grants import EXAMINED
-from tests.kit.lab import W1, Lab
-from tests.kit.limiting import define, settled
+from tests.kit.lab import W1, W2, Lab
+from tests.kit.limiting import began, define, one, settled, slots
 
 TEAM = {"budget_ids": ["team"]}
 
@@ -163,3 +164,18 @@ async def test_a_named_run_is_asked_for_its_budgets_when_it_is_redeemed(lab: Lab
     await lab.engine._limits.drain()
     await lab.engine.budgets.spend("team", {"calls": 1})
     assert (await lab.engine.grants.take(id)).id == id
+
+
+async def test_a_redemption_that_comes_too_late_gives_no_slot_back(lab: Lab) -> None:
+    """Execution 3.11, check 5: the grant is used up, and the slot was given back by the cancel"""
+    await define(lab, concurrency=1)
+    claim = await began(lab)
+    for _ in range(2):
+        await one(lab)
+    await lab.lose(claim)
+    await lab.engine.grants.issue_reclaim(claim.id, W2.id)
+    await lab.engine.executions.cancel(claim.id, reason="enough")
+    assert await slots(lab) == (1, 1)
+    answer = await lab.engine.grants.reclaim(claim.id, W2)
+    assert isinstance(answer, NotReclaimable)
+    assert await slots(lab) == (1, 1)

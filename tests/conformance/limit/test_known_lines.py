@@ -8,6 +8,16 @@ from typing import Any
 import pytest
 
 from flowfabric.core.base.errors import Unavailable
+from flowfabric.core.execution.submission import Submission
+from flowfabric.core.limit.release import Release
+from flowfabric.core.limit.release import release as decide
+from flowfabric.engine.limit import releases
+from flowfabric.store.queries import (
+    ChangedByEnds,
+    LinesRequest,
+    MovedByRelease,
+    QuotaViewRequest,
+)
 from tests.kit.lab import Lab
 from tests.kit.limiting import began, crowd, define, finish, keys_of, one, settled, slots, using
 from tests.kit.race import Race
@@ -23,17 +33,21 @@ async def race(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Race]
 
 
 class Looks:
-    """Counts the looks at lines of a process."""
+    """Counts the looks of a process, and keeps the lines that each was asked for. No look at all
+    lines comes between."""
 
     def __init__(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
+        self.lines: list[dict[int, int | None]] = []
         serve = lab.engine.store.serve
 
-        async def counted(ask: Any) -> Any:
+        async def counted(ask: LinesRequest) -> Any:
             self.count += 1
+            self.lines.append(dict(ask.lines))
             return await serve(ask)
 
         monkeypatch.setattr(lab.engine.store, "serve", counted)
+        monkeypatch.setattr(releases, "REFRESH", 1e9)
 
 
 async def acquainted(lab: Lab, cap: int = 1) -> None:
@@ -67,6 +81,125 @@ async def test_a_run_that_finds_its_line_full_waits_for_the_next_ending(
     await finish(lab, claim)
     assert looks.count == 1
     assert (await lab.claim_one()).id == id
+
+
+async def test_an_ending_in_an_empty_line_is_added_without_a_look_at_it(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I-28: the version of the quota is moved all the same"""
+    await acquainted(lab, cap=2)
+    claim = await began(lab, KEY)
+    looks = Looks(lab, monkeypatch)
+    await finish(lab, claim)
+    assert looks.lines == [{}]
+    await crowd(lab, 3, KEY)
+    assert await slots(lab) == (2, 1)
+
+
+async def test_the_slot_of_an_ending_is_offered_without_counting(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I-27: as many runs as have ended"""
+    await acquainted(lab, cap=2)
+    claims = [await began(lab, KEY) for _ in range(2)]
+    await crowd(lab, 3, KEY)
+    looks = Looks(lab, monkeypatch)
+    await asyncio.gather(*(lab.engine.attempts.complete(claim) for claim in claims))
+    await settled(lab)
+    assert sum(free or 0 for lines in looks.lines for free in lines.values()) == 2
+    assert await slots(lab) == (2, 1)
+
+
+async def test_a_look_that_counts_while_an_ending_is_answered_gives_its_slot_once(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I-27: the ending is committed, a look counts its slot as free and admits the next run, and
+    then the answer of the ending arrives"""
+    await acquainted(lab)
+    claim = await began(lab, KEY)
+    await crowd(lab, 3, KEY)
+    end = lab.engine.store.end
+
+    async def slow(*args: Any) -> Any:
+        written = await end(*args)
+        await lab.engine.sweep.once()
+        assert await slots(lab) == (1, 2)
+        return written
+
+    with monkeypatch.context() as slowly:
+        slowly.setattr(lab.engine.store, "end", slow)
+        await finish(lab, claim)
+    assert await slots(lab) == (1, 2)
+    await crowd(lab, 2, KEY)
+    assert await slots(lab) == (1, 4)
+
+
+async def test_an_ending_whose_reply_was_lost_is_counted_and_not_added(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I-27: another call may have been told of the same ending"""
+    await acquainted(lab)
+    claim = await began(lab, KEY)
+    await crowd(lab, 2, KEY)
+    end = lab.engine.store.end
+
+    async def repeated(*args: Any) -> Any:
+        return ChangedByEnds(await end(*args), repeated=True)
+
+    looks = Looks(lab, monkeypatch)
+    monkeypatch.setattr(lab.engine.store, "end", repeated)
+    await finish(lab, claim)
+    assert [list(lines.values()) for lines in looks.lines] == [[None]]
+    assert await slots(lab) == (1, 1)
+
+
+async def test_a_slot_that_is_given_back_during_a_submission_is_not_missed(
+    lab: Lab, race: Race
+) -> None:
+    """I-28: the submission finds room for one of two, and a run ends before it is written"""
+    await acquainted(lab, cap=2)
+    claim = await began(lab, KEY)
+
+    async def rival() -> None:
+        await lab.engine.attempts.complete(claim)
+
+    race.before("submit_and_admit", rival)
+    policy = using(KEY)
+    await lab.engine.executions.submit_many(
+        [Submission(kind="job", policy=policy) for _ in range(2)]
+    )
+    await settled(lab)
+    assert await slots(lab) == (2, 0)
+
+
+async def test_a_run_of_another_process_in_a_line_known_as_empty_is_not_missed(
+    lab: Lab, second_lab: Lab
+) -> None:
+    """I-28: the ending here would need no look; the version tells that the other one has looked"""
+    await acquainted(lab, cap=2)
+    claim = await began(lab, KEY)
+    await crowd(second_lab, 3, KEY)
+    assert await slots(lab) == (2, 2)
+    await finish(lab, claim)
+    assert await slots(lab) == (2, 1)
+
+
+async def test_lines_with_more_runs_than_one_look_admits_are_asked_for_once_more(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I-28: only those, and their slots are not counted again"""
+    monkeypatch.setattr(releases, "MAX_MOVES", 4)
+    await acquainted(lab, cap=2)
+    looks = Looks(lab, monkeypatch)
+    uses = [("q", key) for key in "abc" for _ in range(3)]
+    await lab.engine.executions.submit_many(
+        [Submission(kind="job", policy=using(use)) for use in uses]
+    )
+    await settled(lab)
+    assert await slots(lab) == (6, 3)
+    counted, *others = [lines for lines in looks.lines if lines]
+    assert list(counted.values()) == [None] * 3
+    assert [list(lines.values()) for lines in others] == [[1, 1]]
 
 
 async def test_keys_of_one_submission_are_admitted_each_by_its_own_room(lab: Lab) -> None:
@@ -195,6 +328,17 @@ async def test_what_was_known_ends_with_other_limits(lab: Lab, second_lab: Lab) 
     assert await slots(lab) == (4, 2)
 
 
+async def test_endings_above_a_lowered_limit_give_nothing_back(lab: Lab) -> None:
+    """I-27: three runs have slots of a key that has one now; the first two endings free none"""
+    await acquainted(lab, cap=3)
+    claims = [await began(lab, KEY) for _ in range(3)]
+    await define(lab, concurrency_per_key=1)
+    await crowd(lab, 4, KEY)
+    for claim, left in zip(claims, [(2, 4), (1, 4), (1, 3)], strict=True):
+        await finish(lab, claim)
+        assert await slots(lab) == left
+
+
 async def test_nothing_is_kept_of_a_quota_that_is_gone(lab: Lab, second_lab: Lab) -> None:
     """Quotas come and go, and each may have a hundred thousand lines."""
     await acquainted(lab)
@@ -227,6 +371,33 @@ async def test_a_process_that_dies_after_an_ending_leaves_its_room_to_the_sweep(
     id = await one(lab, KEY)
     await lab.engine.sweep.once()
     assert (await lab.claim_one()).id == id
+
+
+async def test_a_rival_is_not_taken_for_a_look_whose_request_was_lost(
+    lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I-27: the look at all lines never arrives, the rival takes the room and moves the version,
+    and the repeated look finds the version that it would have left"""
+    await acquainted(lab)
+    lines = lab.engine._releases.lines
+    now = lab.clock.now()
+    view = await lab.engine.store.quota_view(QuotaViewRequest("q", None, 9, 9, now))
+    release = lab.engine.store.release
+
+    async def lost(looked: Release) -> MovedByRelease:
+        taken = await second_lab.submit(policy=using(KEY))
+        found = await second_lab.engine.store.quota_view(QuotaViewRequest("q", None, 9, 9, now))
+        moved = await release(decide(found, now, 9))
+        assert moved == {taken.uuid}
+        return MovedByRelease((), repeated=True)
+
+    second_lab.engine._releases.committed = lambda commit: None  # type: ignore[method-assign]
+    with monkeypatch.context() as broken:
+        broken.setattr(lab.engine.store, "release", lost)
+        async with lines.turns:
+            assert await lines.looked(view, keep=True)
+    await crowd(lab, 2, KEY)
+    assert await slots(lab) == (1, 2)
 
 
 async def test_a_look_that_failed_leaves_nothing_known(

@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid
-from flowfabric.core.base.ids import new_uuid7
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.attempt import complete
 from flowfabric.core.execution.change import Change, fold
@@ -35,25 +34,15 @@ from flowfabric.store.queries import ClaimCall, SuspendedIn
 from flowfabric.store.rows.record import KEYRING, ONLY, SealedKeyring
 from tests.kit.lab import TTL, W1
 from tests.kit.situations import suspension
+from tests.kit.store_bench import StoreBench
 
 NOTHING = Loaded({}, {}, [])
 DAY = 86_400_000
 numbers = itertools.count(1)
 
 
-class Bench:
+class Bench(StoreBench):
     """A store and executions made by the core's own rules."""
-
-    def __init__(self, store: Store, clock: ManualClock) -> None:
-        self.store = store
-        self.clock = clock
-
-    @property
-    def now(self) -> Millis:
-        return self.clock.now()
-
-    def fresh(self) -> UUID:
-        return new_uuid7(self.now, next(numbers))
 
     async def submitted(self, count: int = 1, **members: Any) -> list[Snapshot]:
         submission = Submission(kind="job", **members)

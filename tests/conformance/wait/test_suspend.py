@@ -8,7 +8,6 @@ from flowfabric.core.base.errors import (
     AlreadySuspended,
     FenceRequired,
     Invalid,
-    InvalidHandle,
     LeaseExpired,
     LeaseRevoked,
     NotActive,
@@ -573,5 +572,5 @@ async def test_the_handle_of_a_suspended_execution_reads_its_signals(lab: Lab) -
     await signal(lab, claim.id, answer.primary, payload=b"here")
     [heard] = await lab.engine.suspensions.observe(answer.handle)
     assert (heard.name, heard.payload) == (GO, b"here")
-    with pytest.raises(InvalidHandle):
+    with pytest.raises(NotActive):
         await lab.engine.attempts.complete(answer.handle)

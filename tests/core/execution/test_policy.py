@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from flowfabric.core.base.errors import (
     Corruption,
@@ -154,6 +155,14 @@ def test_every_way_to_hand_over_a_policy_gives_the_same() -> None:
     policy = parse_policy(data)
     assert policy == parse_policy(data.decode()) == parse_policy(FULL) == parse_policy(policy)
     assert parse_policy(DEFAULT_POLICY) is DEFAULT_POLICY
+
+
+def test_a_policy_that_was_checked_is_not_checked_again() -> None:
+    """It is written as any other policy with the same members."""
+    checked = parse_policy({"priority": 7, "quotas": [{"quota": "b"}, {"quota": "a"}]})
+    assert parse_policy(checked) is checked
+    assert write_policy(checked) == write_policy(replace(checked))
+    assert parse_policy(replace(checked, priority=8)).priority == 8
 
 
 def test_typed_parts_may_stand_in_a_mapping() -> None:

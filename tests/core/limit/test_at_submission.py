@@ -5,9 +5,11 @@ from uuid import UUID
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Ready, Snapshot
 from flowfabric.core.execution.submission import Creation, Submission, create
-from flowfabric.core.limit.at_submission import Admissions, KnownQuota, at_submission
+from flowfabric.core.limit.at_submission import Admissions, at_submission
+from flowfabric.core.limit.known_quota import KnownQuota
 from flowfabric.core.limit.quota import name_uses, queue_of
 from flowfabric.core.limit.release import TURNS
+from tests.kit.limiting import known_quota
 
 NOW = Millis(1_000_000)
 
@@ -27,17 +29,17 @@ def queue(**uses: str) -> int:
 
 
 def known(room: int, *, turn: int = 0, version: int = 7) -> dict[str, KnownQuota]:
-    return {"q": KnownQuota(version, turn, {queue(q="k"): room})}
+    return {"q": known_quota(version, {queue(q="k"): room}, turn=turn)}
 
 
 def admitted(found: Admissions) -> list[int]:
-    return [uuid.int for uuid in found.admitted]
+    return list(found.admitted)
 
 
 def test_runs_are_admitted_as_far_as_there_is_room() -> None:
     found = at_submission(runs(3), NOW, known(2), ())
     assert admitted(found) == [1, 2]
-    assert found.full == {UUID(int=3)}
+    assert found.full == {3}
     assert found.versions == {"q": 7}
     assert found.taken == {"q": {queue(q="k"): 2}}
 

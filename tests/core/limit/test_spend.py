@@ -30,8 +30,6 @@ from tests.kit.shelf import Shelf
 
 NOW = Millis(1_000_000)
 X, Y = UUID(int=1), UUID(int=2)
-PARENTS = {"org": None, "team": "org", "side": "org", "run": "team"}
-DIMENSIONS = ("cost", "tokens")
 
 
 def asked(*names: str, execution: UUID | None = X, key: str | None = None, **n: int) -> Expense:
@@ -143,7 +141,7 @@ def test_what_was_spent_before_a_reset_is_never_taken_back() -> None:
     budget_changes.reset(ledger, "org", NOW)
     spend(ledger, asked(tokens=1, execution=Y), NOW)
     assert release(ledger, "team", Y, NOW) == {"tokens": 4}
-    assert used(ledger) == {"org": {}, "team": {}}
+    assert used(ledger) == {"org": {"tokens": 0}, "team": {"tokens": 0}}
 
 
 def test_what_was_spent_before_the_whole_was_reset_is_not_taken_back_from_it() -> None:
@@ -153,7 +151,7 @@ def test_what_was_spent_before_the_whole_was_reset_is_not_taken_back_from_it() -
     budget_changes.reset(ledger, "org", NOW)
     spend(ledger, asked("org", tokens=9, execution=Y), NOW)
     assert release(ledger, "team", X, NOW) == {"tokens": 5}
-    assert used(ledger) == {"org": {"tokens": 9}, "team": {}}
+    assert used(ledger) == {"org": {"tokens": 9}, "team": {"tokens": 0}}
     assert ("org", X) not in ledger.ledgers
 
 

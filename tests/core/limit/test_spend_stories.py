@@ -36,19 +36,6 @@ PARENTS: dict[str, str | None] = {"org": None, "team": "org", "side": "org", "ru
 DIMENSIONS = ("cost", "tokens")
 
 
-def asked(*names: str, execution: UUID | None = X, key: str | None = None, **n: int) -> Expense:
-    return Expense(names or ("team",), n, execution, key=key)
-
-
-def books_of(*budgets: Budget) -> BudgetLedger:
-    return BudgetLedger(budgets={budget.name: budget for budget in budgets})
-
-
-def team(hard: int | None = 10, **members: Any) -> Budget:
-    given = {"name": "team", "limits": {"tokens": Limit(hard=hard)}, **members}
-    return Budget(**given)
-
-
 def used(ledger: BudgetLedger) -> dict[str, dict[str, int]]:
     return {name: budget.used for name, budget in ledger.budgets.items()}
 

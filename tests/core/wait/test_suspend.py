@@ -36,6 +36,7 @@ from flowfabric.core.wait.condition.codec import read_condition, write_condition
 from flowfabric.core.wait.condition.model import ByName, Single, Wildcard, all_waitpoints
 from flowfabric.core.wait.keyring import EMPTY_RING
 from flowfabric.core.wait.model import (
+    Arm,
     Behaviour,
     DedupRecord,
     Loaded,
@@ -397,3 +398,23 @@ def test_what_belongs_to_the_execution_is_found_again_by_a_replay() -> None:
     assert waits_of(after(operator.replay(end, NOW))).pending == waits_of(held).pending
     succeeded = held.to(Ended(Outcome.SUCCESS, NOW, attempt=0))
     assert waits_of(after(operator.replay(succeeded, NOW))).pending == ()
+
+
+# -- behaviours of a timeout
+
+
+@pytest.mark.parametrize(
+    ("word", "behaviour"),
+    [
+        *[(behaviour.value, behaviour) for behaviour in Behaviour],
+        ("auto_resume", Behaviour.AUTO_RESUME),
+        ("of a newer release", Behaviour.FAIL),
+        ("", Behaviour.FAIL),
+    ],
+)
+def test_a_stored_behaviour_that_is_not_known_fails_the_run(
+    word: str, behaviour: Behaviour
+) -> None:
+    """§3.39: the short and the long form are accepted; unknown is fail"""
+    stored = msgspec.json.encode({"condition": {}, "behaviour": word})
+    assert msgspec.json.decode(stored, type=Arm).behaviour is behaviour

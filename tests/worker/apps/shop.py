@@ -15,10 +15,8 @@ from typing import Any
 
 import msgspec
 
-from flowfabric import Context, Fabric, Fixed, SyncContext, Task, WorkerOptions
+from flowfabric import Context, Fabric, SyncContext, Task, WorkerOptions
 from tests.worker import handlers
-
-AGAIN: dict[str, Any] = {"retries": 5, "backoff": Fixed(delay=0)}
 
 
 class Shop:

@@ -175,6 +175,8 @@ def attempt_of(
             epoch=snapshot.head.epoch,
             started_at=continued.started_at if continued else lease.started_at,
             ended_at=ended_at,
+            suspended_at=continued.paused_at if continued else None,
+            resumed_at=lease.started_at if continued else None,
             previous=_previous(lease.attempt),
         ),
     )
@@ -195,6 +197,8 @@ def from_lost_lease(
             epoch=lapsed.epoch,
             started_at=lapsed.started_at,
             ended_at=ended_at,
+            suspended_at=lapsed.suspended_at,
+            resumed_at=lapsed.resumed_at,
             previous=_previous(lapsed.index),
             closed=CloseReason.LEASE_REVOKED if lapsed.revoked else CloseReason.LEASE_EXPIRED,
             closed_at=lapsed.at,
@@ -218,6 +222,7 @@ def _from_paused(
             epoch=paused.epoch,
             started_at=paused.started_at,
             ended_at=ended_at,
+            suspended_at=paused.paused_at,
             previous=_previous(paused.index),
         ),
     )

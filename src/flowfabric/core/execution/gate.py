@@ -38,8 +38,8 @@ _LIMITS = int(Flags.LIMITS)
 
 def admit(life: Life, next: Next, now: Millis, flags: Flags) -> Waiting | Ready:
     """The state at `now` of an execution that wants to run."""
-    if life is EMPTY_LIFE and not int(flags) & _LIMITS:
-        return Ready(next=next)  # most executions: nothing has happened to it yet
+    if life is EMPTY_LIFE:  # most executions: nothing has happened to it yet
+        return Waiting(gate=Gate.LIMIT, next=next) if int(flags) & _LIMITS else Ready(next=next)
     for gate in closed(life, now, flags):
         return Waiting(gate=gate, next=next, due_at=_due_at(gate, life, now))
     return Ready(next=next)

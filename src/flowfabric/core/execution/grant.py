@@ -196,12 +196,18 @@ def reclaim(
     if not hold.alive(now) or not _is_of_key(snapshot, taking):
         return unchanged(GrantNotFound())
     if not isinstance(snapshot.state, Lost):
-        return unchanged(NotReclaimable(f"{snapshot.run} is not lost"))
+        return _forget_grant(snapshot)
     if _over(snapshot, snapshot.life.max_reclaims if cap is None else cap):
         ended = end_lost(snapshot, now, snapshot.state.next.attempt - 1)
         outcome = ReclaimCapExceeded(snapshot.life.losses)
         return Change(outcome, snapshot, ended.after, ended.events)
     return take(snapshot, now, snapshot.state.next, taking)
+
+
+def _forget_grant(snapshot: Snapshot) -> "Change[NotReclaimable]":
+    """Answers the redemption of a grant on a run that has ended since; the grant is used up."""
+    after = snapshot.to(snapshot.state, life=replace(snapshot.life, grant=None))
+    return Change(NotReclaimable(f"{snapshot.run} is not lost"), snapshot, after)
 
 
 def _reclaim_hold(snapshot: Snapshot) -> Hold | None:

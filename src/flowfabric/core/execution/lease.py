@@ -198,19 +198,7 @@ def lose(
     of a worker uses up no retry, however long no other worker comes."""
     if snapshot.head.flags & Flags.SPENT:
         return put_back(snapshot, lease)
-    lapsed = LostLease(
-        index=lease.attempt,
-        type=_type_of(snapshot, lease),
-        lease_id=lease.id,
-        epoch=snapshot.head.epoch,
-        worker=lease.worker,
-        started_at=_attempt_started(snapshot, lease),
-        expires_at=lease.expires_at,
-        at=now,
-        reason=reason,
-        revoked=revoked,
-        times_out_at=lease.times_out_at if revoked else None,
-    )
+    lapsed = _lost_lease(snapshot, now, lease, reason, revoked=revoked)
     attempts = closing_attempts(snapshot)
     timeout = snapshot.execution.rules.attempt_timeout
     life = replace(
@@ -352,15 +340,22 @@ def _revocation(snapshot: Snapshot) -> str:
     return snapshot.life.lapsed.reason if snapshot.life.lapsed else ""
 
 
-def _type_of(snapshot: Snapshot, lease: Lease) -> Start:
-    paused = snapshot.life.paused
-    if lease.start is Start.CONTINUE and paused is not None:
-        return paused.type
-    return lease.start
-
-
-def _attempt_started(snapshot: Snapshot, lease: Lease) -> Millis:
-    paused = snapshot.life.paused
-    if lease.start is Start.CONTINUE and paused is not None:
-        return paused.started_at
-    return lease.started_at
+def _lost_lease(
+    snapshot: Snapshot, now: Millis, lease: Lease, reason: str, *, revoked: bool
+) -> LostLease:
+    paused = snapshot.life.paused if lease.start is Start.CONTINUE else None
+    return LostLease(
+        index=lease.attempt,
+        type=paused.type if paused else lease.start,
+        lease_id=lease.id,
+        epoch=snapshot.head.epoch,
+        worker=lease.worker,
+        started_at=paused.started_at if paused else lease.started_at,
+        expires_at=lease.expires_at,
+        at=now,
+        reason=reason,
+        revoked=revoked,
+        times_out_at=lease.times_out_at if revoked else None,
+        suspended_at=paused.paused_at if paused else None,
+        resumed_at=lease.started_at if paused else None,
+    )

@@ -142,7 +142,8 @@ class InterruptedAttempt(Struct, frozen=True, omit_defaults=True):
 
 class LostLease(Struct, frozen=True, omit_defaults=True):
     """The lease that was lost, kept until the attempt that replaces it is recorded. The timer of an
-    attempt survives a revocation: `times_out_at` ends an attempt that no worker takes over."""
+    attempt survives a revocation: `times_out_at` ends an attempt that no worker takes over. A lease
+    that continued an attempt says when that was `suspended_at` and `resumed_at`."""
 
     index: int
     type: Start
@@ -155,6 +156,8 @@ class LostLease(Struct, frozen=True, omit_defaults=True):
     reason: str = ""
     revoked: bool = False
     times_out_at: Millis | None = None
+    suspended_at: Millis | None = None
+    resumed_at: Millis | None = None
 
 
 class Released(Struct, frozen=True, omit_defaults=True):
@@ -572,9 +575,10 @@ def _attempt_going_on(state: State) -> int | None:
 
 
 class Attempt(Document, frozen=True, kw_only=True, omit_defaults=True):
-    """One numbered try. It gets its own row when another attempt replaces it. `closed` and
-    `closed_at` say why and when its output stream was closed, if that differs from what the outcome
-    and the end of the attempt say."""
+    """One numbered try. It gets its own row when another attempt replaces it. `suspended_at` and
+    `resumed_at` are when it last gave up its lease (to wait, or because its worker stopped), and
+    when a worker continued it after that. `closed` and `closed_at` say why and when its output
+    stream was closed, if that differs from what the outcome and the end of the attempt say."""
 
     index: int
     type: Start
@@ -584,6 +588,8 @@ class Attempt(Document, frozen=True, kw_only=True, omit_defaults=True):
     epoch: int = 0
     started_at: Millis | None = None
     ended_at: Millis | None = None
+    suspended_at: Millis | None = None
+    resumed_at: Millis | None = None
     previous: int | None = None
     failure: Failure | None = None
     result: bytes | None = None

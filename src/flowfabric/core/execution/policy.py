@@ -9,7 +9,7 @@ creates an execution with fewer restrictions. A document from the store goes thr
 import json
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -30,7 +30,7 @@ from flowfabric.core.execution.retry import (
 from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.limit.budget import check_budget_names
 from flowfabric.core.limit.quota import Use, check_uses
-from flowfabric.core.wait.model import MAX_SIGNALS
+from flowfabric.core.wait.model import MAX_SIGNALS, Behaviour
 
 MAX_POLICY = 1 << 16
 DEFAULT_RECLAIM_CAP = 3
@@ -40,13 +40,13 @@ _BACKOFFS = frozenset({"fixed", "exponential"})
 
 # Longer documents are not cached, so that the caches stay within a few megabytes.
 _CACHED_SIZE = 2048
+_CACHED = 4096
 
 Timeout = Annotated[int, msgspec.Meta(ge=1, le=MAX_SPAN)]
 Moment = Annotated[int, msgspec.Meta(ge=0, le=MAX_MILLIS)]
 # Whatever the number, the run gets a priority in the range; this is what a document can hold.
 Priority = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Window = Annotated[int, msgspec.Meta(ge=-MAX_SPAN, le=MAX_SPAN)]
-TimeoutBehavior = Literal["fail", "cancel", "expire", "auto_resume_with_timeout_signal", "escalate"]
 
 
 class TimeoutPolicy(Document, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ class SuspensionPolicy(Document, frozen=True, kw_only=True):
     """Defaults of a suspension."""
 
     default_timeout_ms: Timeout | None = None
-    timeout_behavior: TimeoutBehavior = "fail"
+    timeout_behavior: Behaviour = Behaviour.FAIL
 
 
 class RoutingRequirements(Document, frozen=True, kw_only=True):
@@ -156,9 +156,18 @@ def parse_policy(data: bytes | str | Mapping[str, Any] | Policy | None) -> Polic
     """
     if data is None or data is DEFAULT_POLICY:
         return DEFAULT_POLICY
+    if isinstance(data, Policy) and _text_of(data) is not None:
+        return data
     text = _as_json(data)
     check_size(len(text), "policy", MAX_POLICY)
-    return _parse_cached(text) if len(text) <= _CACHED_SIZE else _parse(text)
+    if len(text) > _CACHED_SIZE:
+        return _parse(text)
+    policy = _parse_cached(text)
+    if _text_of(policy) is None:
+        if len(_parsed) >= _CACHED:
+            _parsed.clear()
+        _parsed[id(policy)] = policy, write(policy)
+    return policy
 
 
 def check_retries(retries: object, backoff: object) -> RetryPolicy:
@@ -172,7 +181,7 @@ def check_retries(retries: object, backoff: object) -> RetryPolicy:
 
 def write_policy(policy: Policy) -> bytes:
     """The policy as JSON, members at their default left out."""
-    return write(policy)
+    return _text_of(policy) or write(policy)
 
 
 def read_policy(data: bytes) -> Policy:
@@ -180,12 +189,22 @@ def read_policy(data: bytes) -> Policy:
     return _read_cached(data) if len(data) <= _CACHED_SIZE else read(Policy, data)
 
 
-@lru_cache(maxsize=4096)
+# Policies that were checked, by their ids, and how each is written: equal documents share one
+# policy. It is kept here, so no other object can have its id.
+_parsed: dict[int, tuple[Policy, bytes]] = {}
+
+
+def _text_of(policy: Policy) -> bytes | None:
+    known = _parsed.get(id(policy))
+    return known[1] if known is not None and known[0] is policy else None
+
+
+@lru_cache(maxsize=_CACHED)
 def _read_cached(data: bytes) -> Policy:
     return read(Policy, data)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=_CACHED)
 def _parse_cached(data: bytes) -> Policy:
     return _parse(data)
 
@@ -194,8 +213,6 @@ def _parse(data: bytes) -> Policy:
     members = _members(data)
     if "routing_requirements" in members:
         members["routing_requirements"] = _routing(members["routing_requirements"])
-    if "suspension_policy" in members:
-        members["suspension_policy"] = _suspension(members["suspension_policy"])
     if "retry_policy" in members:
         members["retry_policy"] = _retry(members["retry_policy"])
     try:
@@ -274,13 +291,6 @@ def _retry(members: object) -> object:
     if not isinstance(kind, str) or kind in _BACKOFFS:
         return members
     return {**members, "backoff": {"type": "fixed", "as_given": given}}
-
-
-def _suspension(members: object) -> object:
-    """With the long word of a behaviour: only that one is stored."""
-    if not isinstance(members, dict) or members.get("timeout_behavior") != "auto_resume":
-        return members
-    return {**members, "timeout_behavior": "auto_resume_with_timeout_signal"}
 
 
 def _span(value: int | None) -> Millis | None:

@@ -267,9 +267,8 @@ def blocking_detail(snapshot: Snapshot) -> str | None:
             return f"attempt {next.attempt - 1} failed, retry after {due_at}"
         case Waiting(gate=Gate.RESUME_DELAY, due_at=due_at):
             return f"resume delayed until {due_at}"
-        case Waiting(gate=Gate.DEPENDENCIES) if (join := life.join) is not None:
-            left = join.n - join.succeeded - join.failed - join.skipped
-            return f"waits for {left} of {join.n} upstreams"
+        case Waiting(gate=Gate.DEPENDENCIES | Gate.UNSEALED):
+            return _waits_for(life) or life.detail
         case Waiting():
             return life.detail
         case Lost(revoked=True):
@@ -278,6 +277,16 @@ def blocking_detail(snapshot: Snapshot) -> str | None:
             return "lease expired, awaiting reclaim"
         case _:
             return None
+
+
+def _waits_for(life: Life) -> str | None:
+    """What a member of a flow waits for; None for a run that waits for its own children."""
+    join, waits_for = life.join, list[str]()
+    if join is not None and join.n:
+        waits_for.append(f"{join.running} of {join.n} upstreams")
+    if life.unsealed:
+        waits_for.append("the seal of its flow")
+    return f"waits for {' and '.join(waits_for)}" if waits_for else None
 
 
 def _blocked(reason: str | None, next: Next) -> Vector:

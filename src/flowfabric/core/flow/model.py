@@ -28,7 +28,7 @@ _FAILURES = ("failed", "cancelled", "expired")
 
 
 class FlowState(StrEnum):
-    """OPEN: members and edges may still come. RUNNING: the graph is known."""
+    """OPEN: members wait for the seal. RUNNING: members that come still start at once."""
 
     OPEN = "open"
     RUNNING = "running"

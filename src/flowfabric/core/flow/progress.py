@@ -16,9 +16,10 @@ from flowfabric.core.execution.cleanup import cleanup_time
 from flowfabric.core.execution.ending import end
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.gate import admit
-from flowfabric.core.execution.lease import Owner, enter, lease_event, present
+from flowfabric.core.execution.lease import Owner, Taking, enter, lease_event, present, take
 from flowfabric.core.execution.model import (
     Ended,
+    Flags,
     Gate,
     Life,
     Outcome,
@@ -44,6 +45,9 @@ WAIT_CHILDREN = "wait_children"
 FEW = 8
 """A member with at most so many open edges settles them by the very commit that ends it."""
 
+_ASKED_FIRST = int(Flags.BUDGETS | Flags.SUSPECT | Flags.SPENT)
+"""What a claim asks for more than a free slot: a budget, a turn of its own, another takeover."""
+
 
 class Settlement(NamedTuple):
     """An edge and how its upstream ended. Which ending that is: the version it was written with
@@ -58,11 +62,14 @@ class Settlement(NamedTuple):
 class DownstreamChange(Struct, frozen=True):
     """A change of a downstream that counts endings of these upstreams, which are not written yet.
     It is written in their commit, if all of them are, or not at all. `open` is how many open edges
-    each of them has, if those were not read just now: one that has more lets none go on."""
+    each of them has, if those were not read just now: one that has more lets none go on. `claimed`
+    is written in place of `change` if nothing that the worker of the upstream would claim before
+    the downstream is ready."""
 
     change: "Change[object]"
     upstreams: tuple[UUID, ...]
     open: tuple[int, ...] = ()
+    claimed: "Change[object] | None" = None
 
 
 def settlements_of(
@@ -86,6 +93,20 @@ def settle_with(
     if not change.plain_release or len(change.settled) < len(edges):
         return None
     return DownstreamChange(change, tuple(each.edge.upstream for each in edges))
+
+
+def claim_with(release: "Change[object]", now: Millis, taking: Taking) -> "Change[object] | None":
+    """The release of a downstream and its claim as one change, for the worker that ends its
+    upstream. None if it is not ready then, or if a claim would ask for more than a free slot."""
+    after = release.after
+    if after is None or int(after.head.flags) & _ASKED_FIRST:
+        return None
+    match after.state:
+        case Ready(next=next, hold=None):
+            taken = take(after, now, next, taking)
+            return replace(release, after=taken.after, events=taken.events)
+        case _:
+            return None
 
 
 def needed_to_settle(

@@ -421,7 +421,8 @@ def _take_back(
         ledger.put_ledger(key, None)
         return
     back = {name: min(number, entry.amounts.get(name, 0)) for name, number in amounts.items()}
-    ledger.put(replace(budget, used=_minus(budget.used, back), updated_at=now))
+    used = dict.fromkeys(budget.used, 0) | _minus(budget.used, back)  # a counter is 0, not gone
+    ledger.put(replace(budget, used=used, updated_at=now))
     left = _minus(entry.amounts, back)
     ledger.put_ledger(key, replace(entry, amounts=left) if left else None)
 
@@ -436,8 +437,9 @@ def remember(ledger: BudgetLedger, asked: Expense, outcome: Counted, now: Millis
 
 
 def plus(first: Amounts, second: Amounts) -> Amounts:
+    """The sum; a counter of `first` that is 0 stays."""
     total = {name: first.get(name, 0) + second.get(name, 0) for name in {*first, *second}}
-    return {name: number for name, number in sorted(total.items()) if number}
+    return {name: number for name, number in sorted(total.items()) if number or name in first}
 
 
 def _minus(first: Amounts, second: Amounts) -> Amounts:

@@ -28,13 +28,20 @@ FEW_SIGNALS = 32
 
 
 class Behaviour(StrEnum):
-    """What happens when a suspension times out."""
+    """What happens when a suspension times out. `auto_resume` is read as the long word. A word that
+    this release does not know fails the run: a timeout must end the wait in any case."""
 
     FAIL = "fail"
     CANCEL = "cancel"
     EXPIRE = "expire"
     AUTO_RESUME = "auto_resume_with_timeout_signal"
     ESCALATE = "escalate"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Behaviour | None":
+        if not isinstance(value, str):
+            return None
+        return cls.AUTO_RESUME if value == "auto_resume" else cls.FAIL
 
 
 class Waited(StrEnum):

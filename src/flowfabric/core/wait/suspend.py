@@ -396,7 +396,7 @@ class _Binder:
             bound=bound,
             tallies=blank(wait.condition),
             timeout_at=timeout_at,
-            behaviour=wait.behaviour or Behaviour(self._rules.timeout_behavior),
+            behaviour=wait.behaviour or self._rules.timeout_behavior,
             policy=wait.policy,
             step=wait.step,
         )

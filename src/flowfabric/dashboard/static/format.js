@@ -74,6 +74,9 @@ setInterval(() => {
   }
 }, 1000);
 
+/** Whether a worker runs tasks of applications: that of a server may only deliver webhooks. */
+export const runsTasks = (worker) => String(worker.kinds) !== "flowfabric.webhook";
+
 /** The part of an id that people read: the uuid, without its tag. */
 export const uuidOf = (id) => String(id).split(":").at(-1);
 export const shortId = (id) => uuidOf(id).slice(-12);

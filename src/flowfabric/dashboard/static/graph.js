@@ -4,6 +4,8 @@ import { tone, word } from "./format.js";
 
 const NODE = { width: 190, height: 46, gapX: 70, gapY: 16 };
 const SWEEPS = 4;
+const PHONE = 640;
+const READABLE = 0.7; // pixels for each unit of the drawing, at least, when a phone shows it first
 const NAMES = new Intl.Collator("en", { numeric: true });
 let drawings = 0;
 
@@ -97,9 +99,11 @@ export class Graph {
       h("button", { type: "button", class: "tiny", "aria-label": "Zoom in", onclick: () => this.zoom(1 / 1.3) }, "+"),
       h("button", { type: "button", class: "tiny", "aria-label": "Zoom out", onclick: () => this.zoom(1.3) }, "−"),
       h("button", { type: "button", class: "tiny", onclick: () => this.fit() }, "Fit")));
-    this.element.style.aspectRatio = `${this.size.width} / ${this.size.height}`;
     this.listen();
     this.fit();
+    if (innerWidth < PHONE) this.view.w = Math.min(this.view.w, innerWidth / READABLE);
+    this.element.style.aspectRatio = `${this.view.w} / ${this.view.h}`;
+    this.apply();
   }
 
   box(member, spot) {

@@ -19,7 +19,7 @@ export function execution({ rest, can, refresh: again }) {
   const bottom = h("div", { class: "stack" });
   const output = new StreamView(path);
   const element = h("div", { class: "stack" }, top, output.element, bottom);
-  const told = { events: [], cursor: null };
+  const known = { events: [], cursor: null };
 
   async function refresh() {
     const run = await get(`${path}/describe`, { payload: true });
@@ -47,13 +47,13 @@ export function execution({ rest, can, refresh: again }) {
       events.length ? card("Events", eventTable(events), { flush: true, extra: events.length > LISTED ? h("span", { class: "muted small" }, `the last ${LISTED}`) : null }) : null);
   }
 
-  /** What was told already is not read again. */
+  /** What is known already is not read again. */
   async function readEvents() {
     for (;;) {
-      const page = await get(`${path}/events`, { after: told.cursor, limit: EVENTS });
-      told.cursor = page.next_cursor;
-      told.events = [...told.events, ...page.events.filter((event) => event.at)].slice(-KEPT);
-      if (page.events.length < EVENTS) return told.events;
+      const page = await get(`${path}/events`, { after: known.cursor, limit: EVENTS });
+      known.cursor = page.next_cursor;
+      known.events = [...known.events, ...page.events.filter((event) => event.at)].slice(-KEPT);
+      if (page.events.length < EVENTS) return known.events;
     }
   }
 

@@ -2,8 +2,8 @@
 import { list } from "./api.js";
 import { legend, meter, throughput } from "./charts.js";
 import { h, render } from "./dom.js";
-import { badge, count, duration, moment, noteServerTime, number, plural, since, uuidOf } from "./format.js";
-import { card, empty, head, table } from "./ui.js";
+import { badge, count, duration, moment, noteServerTime, number, plural, runsTasks, since, uuidOf } from "./format.js";
+import { card, empty, head, noWorker, table } from "./ui.js";
 
 const TILES = [
   ["waiting", "waiting", ""], ["active", "active", "run"], ["suspended", "suspended", "susp"],
@@ -27,7 +27,7 @@ export function overview() {
   return { title: "Overview", element, refresh };
 }
 
-const isNew = (found) => Object.values(found.counts).every((each) => !each) && !found.workers.length;
+const isNew = (found) => Object.values(found.counts).every((each) => !each) && !found.workers.some(runsTasks);
 
 function firstSteps() {
   return h("div", { class: "card first" }, empty("Nothing has run here yet", "Submit a run, or look at a lively example first.", "flowfabric demo --serve"));
@@ -72,16 +72,15 @@ function lanes(found) {
 }
 
 function workers(found) {
-  if (!found.workers.length) {
-    return empty("No worker is there", "Runs wait until a worker takes them.", "flowfabric worker app.module:fabric");
-  }
-  return h("div", { class: "rows" }, found.workers.slice(0, 8).map((worker) => {
+  const shown = found.workers.filter(runsTasks);
+  if (!shown.length) return noWorker();
+  return h("div", { class: "rows" }, shown.slice(0, 8).map((worker) => {
     const share = worker.running / Math.max(1, worker.concurrency);
     return h("div", { class: "row-line" },
       h("span", { class: "cut", title: worker.instance }, worker.worker || worker.instance),
       meter(share, `${worker.running} of ${worker.concurrency} slots`, "run"),
       h("span", { class: "num small muted" }, `${worker.running} of ${plural(worker.concurrency, "slot")}`));
-  }), found.workers.length > 8 ? h("p", { class: "muted small" }, `and ${found.workers.length - 8} more`) : null);
+  }), shown.length > 8 ? h("p", { class: "muted small" }, `and ${shown.length - 8} more`) : null);
 }
 
 function failures(found) {

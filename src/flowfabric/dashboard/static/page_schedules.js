@@ -24,8 +24,8 @@ export function schedules({ query, can, refresh: again }) {
     const { name } = schedule;
     const times = schedule.cron ? h("code", {}, schedule.cron) : `every ${duration(schedule.every)}`;
     return h("tr", { "data-key": `row-${name}` },
-      h("td", { class: "name" }, h("b", { class: "cut", title: name }, name),
-        h("a", { class: "cut small", title: schedule.kind, href: `#/executions?kind=${part(schedule.kind)}`, "data-key": `runs-${name}` }, schedule.kind)),
+      h("td", { class: "name" }, schedule.kind === name ? null : h("b", { class: "cut", title: name }, name),
+        h("a", { class: schedule.kind === name ? "cut" : "cut small", title: schedule.kind, href: `#/executions?kind=${part(schedule.kind)}`, "data-key": `runs-${name}` }, schedule.kind)),
       h("td", {}, h("span", {}, times, schedule.cron && schedule.timezone !== "UTC" ? h("span", { class: "muted small" }, ` ${schedule.timezone}`) : null)),
       h("td", { class: "num" }, schedule.paused ? badge("paused") : moment(schedule.next_at)),
       h("td", { class: "num" }, moment(schedule.last_at)),

@@ -38,6 +38,8 @@ export function empty(title, text, commandText) {
   return h("div", { class: "empty" }, h("h2", {}, title), h("p", {}, text), commandText ? command(commandText) : null);
 }
 
+export const noWorker = () => empty("No worker runs your tasks", "Runs wait until a worker takes them. Start one where your code is.", "flowfabric worker app.module:fabric");
+
 /** A table that becomes a list of cards on a narrow screen. `columns` are [label, className]. */
 export function table(columns, rows, { caption } = {}) {
   for (const row of rows) {

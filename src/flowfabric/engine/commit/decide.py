@@ -14,12 +14,18 @@ from uuid import UUID
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import Corruption, FlowFabricError, RetryExhausted
+from flowfabric.core.base.errors import (
+    Corruption,
+    FlowFabricError,
+    Invalid,
+    Locked,
+    RetryExhausted,
+)
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change, fold
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.wait.model import Loaded, Needs
-from flowfabric.engine.access.actor import attribute, current_actor
+from flowfabric.engine.access.actor import attribute, current_actor, detached
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.post_commit import PostCommit
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
@@ -65,6 +71,7 @@ class Decisions:
         self._inbox = inbox
         self._post_commit = post_commit
         self._batcher: Batcher[Decision, Any] = Batcher("decide", self._flush)
+        self._pages: set[asyncio.Task[list[Any]]] = set()
 
     def decide(self, uuid: UUID, rule: Rule[T], held: Snapshot | None = None) -> Awaitable[T]:
         """What the rule answers, once its change is durable."""
@@ -86,7 +93,20 @@ class Decisions:
         futures = [self._batcher.put(decision) for decision in decisions]
         return await _answers(futures)
 
+    async def decide_page(self, decisions: list[Decision]) -> list[Any]:
+        """The same for a page that fills a batch by itself: it is written beside the batch under
+        way. A caller that is cancelled stops no write: what follows a commit would be lost."""
+        writing = asyncio.create_task(self._flush(decisions), context=detached())
+        self._pages.add(writing)
+        writing.add_done_callback(self._pages.discard)
+        try:
+            return await asyncio.shield(writing)
+        except (Invalid, Locked):  # one of them cannot be written: the batcher finds out which
+            return await self.decide_all(decisions)
+
     async def drain(self) -> None:
+        while self._pages:
+            await asyncio.wait(self._pages)
         await self._batcher.drain()
 
     async def _flush(self, decisions: list[Decision]) -> list[Any]:

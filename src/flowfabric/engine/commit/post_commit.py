@@ -36,10 +36,13 @@ class Commit(Struct, frozen=True, kw_only=True):
     """What has changed. `ready`: there is work to claim, `ready_here`: for workers of this process
     first, others find it a second later; `ended` and `ended_flows` are over;
     `owed` is new in the outboxes of flows; members that are `settled` have ended and left no edge
-    open, and a flow is `unfinished` if a member goes on after that; `limited` wait for limits or
-    have given room back; `unleased` lost their lease or gave it up; `signalled`: a run has received
-    a signal while it runs; `closed` have ended an attempt and go on, and `framed` have appended to
-    their output streams; something is due at `due_at`, the earliest moment;
+    open, and a flow is `unfinished` if a member goes on after that; `limited` have given
+    room back, `queued` have come to wait for limits without having had a slot, and `freed` have
+    ended and given a slot back for sure, by a statement that was sent after so many `looks` at
+    lines; `unleased` lost their lease or gave it up; `signalled`:
+    a run has received a signal while it runs; `closed` have ended an attempt and go on, and
+    `framed` have appended to their output streams; something is due at `due_at`, the earliest
+    moment;
     `reopened`: a lane or a worker has changed, so that other work can be claimed."""
 
     ready: bool = False
@@ -50,6 +53,9 @@ class Commit(Struct, frozen=True, kw_only=True):
     settled: frozenset[UUID] = frozenset()
     unfinished: frozenset[UUID] = frozenset()
     limited: tuple[Execution, ...] = ()
+    queued: tuple[Execution, ...] = ()
+    freed: tuple[Execution, ...] = ()
+    looks: int = 0
     unleased: tuple[UUID, ...] = ()
     signalled: bool = False
     closed: tuple[UUID, ...] = ()
@@ -102,18 +108,18 @@ class PostCommit:
     def framed(self, uuids: Iterable[UUID]) -> None:
         self.publish(Commit(framed=tuple(uuids)))
 
-    def created(self, snapshots: Iterable[Snapshot], full: Collection[UUID] = ()) -> None:
-        """New runs; the lines of those in `full` need no look."""
+    def created(self, snapshots: Iterable[Snapshot], full: Collection[int] = ()) -> None:
+        """New runs; the lines of those in `full`, by the numbers of their ids, need no look."""
         found = tuple(snapshots)
         if (seen := watching()) is not None:
             seen.created(found)
         waiting = [each for each in found if not isinstance(each.state, Ready)]
         due = [*map(_due_at, waiting), *[each.deadline_at for each in found]]
-        limited = [each.execution for each in waiting if _waits_for_limits(each)]
+        queued = [each.execution for each in waiting if _waits_for_limits(each)]
         self.publish(
             Commit(
                 ready=len(waiting) < len(found),
-                limited=tuple(each for each in limited if each.uuid not in full),
+                queued=tuple([each for each in queued if each.uuid.int not in full]),
                 due_at=earliest(due),
             )
         )
@@ -123,13 +129,16 @@ class PostCommit:
         changes: Sequence[Change[Any]],
         settled: frozenset[UUID] = frozenset(),
         unfinished: frozenset[UUID] = frozenset(),
+        looks: int | None = None,
     ) -> None:
+        """With `looks`, the runs that have ended have ended now, and not before a reply was lost
+        (see `Commit.freed`)."""
         if (seen := watching()) is not None:
             seen.applied(changes)
         found = _Effects()
         for change in changes:
             found.add(change)
-        self.publish(found.commit(settled, unfinished))
+        self.publish(found.commit(settled, unfinished, looks))
 
 
 class _Effects:
@@ -140,6 +149,8 @@ class _Effects:
         self._ended: list[UUID] = []
         self._owed: list[OutboxEntry] = []
         self._limited: list[Execution] = []
+        self._queued: list[Execution] = []
+        self._freed: list[Execution] = []
         self._unleased: list[UUID] = []
         self._closed: list[UUID] = []
         self._due: list[Millis | None] = []
@@ -152,8 +163,8 @@ class _Effects:
         uuid, state = after.execution.uuid, after.state
         if isinstance(before.state, Active) and not isinstance(state, Active):
             self._unleased.append(uuid)
-        if int(before.head.flags) & _LIMITS and _frees(before, after):
-            self._limited.append(after.execution)
+        if int(before.head.flags) & _LIMITS:
+            self._add_limited(before, after)
         match state:
             case Ended():
                 self._ended.append(uuid)
@@ -167,7 +178,22 @@ class _Effects:
         if not isinstance(state, Ended) and _closes(before, after):
             self._closed.append(uuid)
 
-    def commit(self, settled: frozenset[UUID], unfinished: frozenset[UUID]) -> Commit:
+    def _add_limited(self, before: Snapshot, after: Snapshot) -> None:
+        """One with limits that gave a slot back, or waits for one."""
+        if isinstance(after.state, Ready | Lost | Active):
+            return
+        if isinstance(before.state, Ready | Lost | Active):
+            freed = self._freed if isinstance(after.state, Ended) else self._limited
+            freed.append(after.execution)
+        elif _waits_for_limits(after):
+            self._queued.append(after.execution)
+
+    def commit(
+        self, settled: frozenset[UUID], unfinished: frozenset[UUID], looks: int | None
+    ) -> Commit:
+        if looks is None:
+            self._limited += self._freed
+            self._freed.clear()
         return Commit(
             ready=self._ready,
             ready_here=self._ready_here,
@@ -176,6 +202,9 @@ class _Effects:
             settled=settled,
             unfinished=unfinished,
             limited=tuple(self._limited),
+            queued=tuple(self._queued),
+            freed=tuple(self._freed),
+            looks=looks or 0,
             unleased=tuple(self._unleased),
             signalled=self._signalled,
             closed=tuple(self._closed),
@@ -189,13 +218,6 @@ def _due_at(snapshot: Snapshot) -> Millis | None:
             return at
         case _:
             return None
-
-
-def _frees(before: Snapshot, after: Snapshot) -> bool:
-    """Whether an execution with limits gave a slot back, or one more waits for a slot."""
-    if isinstance(after.state, Ready | Lost | Active):
-        return False
-    return isinstance(before.state, Ready | Lost | Active) or _waits_for_limits(after)
 
 
 def _waits_for_limits(snapshot: Snapshot) -> bool:

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from flowfabric.core.base.errors import FenceRequired, Invalid, InvalidHandle
+from flowfabric.core.base.errors import FenceRequired, Invalid
 from flowfabric.core.base.ids import ExecutionId, parse_uuid
 from flowfabric.core.base.numbers import check_kind_of, check_whole, check_wholes
 from flowfabric.core.base.text import (
@@ -37,7 +37,7 @@ from flowfabric.core.execution.attempt import (
 from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.cleanup import CleanedUp, Compensated
 from flowfabric.core.execution.code import BlockedByCode, block_by_code, return_untried
-from flowfabric.core.execution.handle import HandleBody, HandleKind, open_handle, seal
+from flowfabric.core.execution.handle import HandleBody, open_handle, seal
 from flowfabric.core.execution.lease import Owner, Renewed, check_owner, enter, present
 from flowfabric.core.execution.mismatch import Mismatch, check_fingerprint, check_mismatch
 from flowfabric.core.execution.model import Failure, Fence, Snapshot, Source
@@ -48,7 +48,9 @@ from flowfabric.core.flow import progress
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.context import EngineContext, P, Service, T
 from flowfabric.engine.execution.claims import Claim, Claims
+from flowfabric.engine.execution.follow_ons import FollowOns
 from flowfabric.engine.flow.downstreams import Downstreams
+from flowfabric.engine.limit.known_lines import KnownLines
 from flowfabric.store.queries import Progress, SideWrite
 
 MAX_STEP = 1 << 20
@@ -72,13 +74,15 @@ _SELF = Owner(source=Source.OPERATOR)
 class Attempts(Service):
     """`engine.attempts`"""
 
-    def __init__(self, context: EngineContext, claims: Claims) -> None:
+    def __init__(
+        self, context: EngineContext, claims: Claims, lines: KnownLines, follow_ons: FollowOns
+    ) -> None:
         super().__init__(context)
         self._claims = claims
         self._downstreams = Downstreams(context)
         self._ends: Batcher[Change[object], bool] = Batcher(
             "end",
-            partial(_flush_ends, context, self._downstreams),
+            partial(_flush_ends, context, self._downstreams, follow_ons, lines),
             keys=_change_keys,
             weight=_change_weight,
             halves=context.store.is_server,
@@ -224,9 +228,9 @@ class Attempts(Service):
         await self._notes.drain()
         await self._steps.drain()
 
-    def unpack(self, owned: Owned, *, suspended: bool = False) -> tuple[ExecutionId, Owner]:
-        """The execution, and the owner that its caller presents. `suspended`: a handle that has
-        given up its lease is enough, for reading."""
+    def unpack(self, owned: Owned) -> tuple[ExecutionId, Owner]:
+        """The execution, and the owner that its caller presents. The lease of a suspended handle is
+        gone, so the gate refuses it as any lease of the past."""
         match owned:
             case Claim():
                 return owned.id, owned.owner
@@ -234,8 +238,6 @@ class Attempts(Service):
                 return ExecutionId(owned.id), check_owner(owned.owner)
             case _:
                 body = self.open(owned)
-                if body.kind is HandleKind.SUSPENDED and not suspended:
-                    raise InvalidHandle("the handle has given up its lease: the run is suspended")
                 return body.execution_id, _owner_of(body)
 
     async def _release(
@@ -315,20 +317,30 @@ def seal_claim(context: EngineContext, claim: Claim) -> str:
 
 
 async def _flush_ends(
-    context: EngineContext, downstreams: Downstreams, changes: list[Change[object]]
+    context: EngineContext,
+    downstreams: Downstreams,
+    follow_ons: FollowOns,
+    lines: KnownLines,
+    changes: list[Change[object]],
 ) -> list[bool]:
     """Ends what its fence allows, and lets downstreams of members go on with it."""
     now = context.store.clock.now()
     following = await downstreams.after(changes, now)
-    more = (following.changes,) if following.changes else ()
-    written = await context.store.end(changes, now, *more)
-    all_ended = not more and len(written) == len(changes)
+    follow_on = follow_ons.decide(changes, following, now)
+    looks = lines.looks
+    if follow_on is None:
+        more = (following.changes,) if following.changes else ()
+        written = await context.store.end(changes, now, *more)
+        released = [each.change for each in following.changes if _uuid(each.change) in written]
+    else:
+        written, released = await follow_ons.write(follow_on, changes, following.changes, now)
+    all_ended = not released and len(written) == len(changes)
     ended = [all_ended or _uuid(change) in written for change in changes]
-    released = [each.change for each in following.changes if _uuid(each.change) in written]
     context.post_commit.applied(
         [*compress(changes, ended), *released],
         settled=following.settled(written),
         unfinished=frozenset(map(_flow, released)),
+        looks=None if written.repeated else looks,
     )
     return ended
 

@@ -78,7 +78,7 @@ class ClaimCalls(Service):
                     raise
                 break  # claimed executions must reach their owner
             except asyncio.CancelledError:
-                self._rescues.start(partial(self.hand_back, _snapshots(taken)))
+                self.rescue(_snapshots(taken))
                 raise
         return taken
 
@@ -111,6 +111,19 @@ class ClaimCalls(Service):
                 raise answer
         for id in asked:
             self._unanswered.pop(id, None)
+
+    def unanswered(self, calls: Iterable[ClaimCall], now: Millis) -> None:
+        """The replies to these calls were lost; `recover` returns what they took."""
+        self._unanswered |= {call.id: (call, Millis(now + call.ttl)) for call in calls}
+
+    @property
+    def is_asked_first(self) -> bool:
+        """Whether a claim does more than ask the store: it recovers, or asks budgets."""
+        return bool(self._unanswered) or self._budget_gate.known.unnamed
+
+    def rescue(self, held: Sequence[Snapshot]) -> None:
+        """Hands leases back in the background."""
+        self._rescues.start(partial(self.hand_back, held))
 
     async def hand_back(self, held: Sequence[Snapshot]) -> list[object]:
         """Gives up leases whose answer has reached no worker. What a repeat of the call got
@@ -180,8 +193,7 @@ class ClaimCalls(Service):
             return await self._ask_store(calls, now)
         except Unavailable:  # it may have been done
             # A call with a key is repeated by its caller, which gets what was taken.
-            ends_at = {call.id: (call, Millis(now + call.ttl)) for call in calls}
-            self._unanswered |= {id: each for id, each in ends_at.items() if not each[0].repeated}
+            self.unanswered([call for call in calls if not call.repeated], now)
             raise
 
     async def _ask_store(self, calls: list[ClaimCall], now: Millis) -> list[list[Taken]]:

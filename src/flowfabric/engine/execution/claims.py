@@ -56,6 +56,7 @@ from flowfabric.core.execution.model import (
 )
 from flowfabric.core.execution.policy import Policy
 from flowfabric.core.execution.routing import check_capabilities
+from flowfabric.core.execution.step import Step
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.observer import looking, watching
 from flowfabric.engine.context import EngineContext, Service
@@ -81,11 +82,13 @@ _KINDS = {Start.CONTINUE: HandleKind.RESUMED, Start.RECLAIM: HandleKind.RECLAIME
 
 
 class Claim(Struct, frozen=True, gc=False):
-    """What a worker holds while it owns an execution: the value on which its operations decide."""
+    """What a worker holds while it owns an execution: the value on which its operations decide.
+    `steps` are those that were recorded before the claim, in order; None if they were not read."""
 
     snapshot: Snapshot
     payload: bytes
     ttl: Millis
+    steps: tuple[Step, ...] | None = None
 
     @property
     def lease(self) -> Lease:
@@ -167,7 +170,7 @@ class Claims(Service):
         super().__init__(context)
         self._lanes = lanes
         self._rounds = rounds
-        self._calls = ClaimCalls(context, budget_gate)
+        self.calls = ClaimCalls(context, budget_gate)
         self._renewals: Batcher[Renewal, Millis | None] = Batcher(
             "renew", partial(_flush_renewals, context.store), keys=lambda renewal: (renewal.uuid,)
         )
@@ -204,18 +207,34 @@ class Claims(Service):
         if key is not None:
             keyed = _keyed_id(self._context.secret, call, key)
             call = replace(call, id=keyed, repeated=True)
-        await self._calls.recover()
+        await self.calls.recover()
         if not weights and len(call.lanes) != 1:
             weights = await self._lanes.weights(call.lanes)
-        if call.repeated and (taken := await self._calls.taken_before(call, weights)):
+        if call.repeated and (taken := await self.calls.taken_before(call, weights)):
             return _claims(taken, call.ttl)
         taken = await self._until(call, weights, check_seconds(max_wait, "max_wait"))
         return _claims(taken, call.ttl)
 
+    def call(
+        self,
+        worker: WorkerIdentity,
+        *,
+        lanes: Sequence[str] | Mapping[str, int],
+        capabilities: Iterable[str],
+        kinds: Iterable[str],
+        ttl: Span,
+        namespace: str | None,
+    ) -> ClaimCall | None:
+        """What a claim of one execution asks the store for; None if its lanes have weights."""
+        names = check_lanes(lanes)
+        if _weights(lanes):
+            return None
+        return self._call(worker, names, capabilities, kinds, 1, ttl, namespace, Suspects.NONE)
+
     async def recover(self) -> None:
         """Returns what was taken by claims whose replies were lost, so that it can be claimed at
         once and not only after its lease has expired. Every claim does this first."""
-        await self._calls.recover()
+        await self.calls.recover()
 
     async def taken(
         self, worker: WorkerIdentity, id: UUID, *, limit: int = 1, ttl: Span = rules.DEFAULT_TTL
@@ -224,14 +243,14 @@ class Claims(Service):
         the answer. `limit` and `ttl` are those of the claim."""
         call = self._call(worker, (), (), None, limit, ttl, None, Suspects.ANY)
         named = replace(call, id=parse_uuid(id, "claim"))
-        return _claims(await self._calls.taken_by(named), call.ttl)
+        return _claims(await self.calls.taken_by(named), call.ttl)
 
     async def hand_back(self, claims: Sequence[Claim]) -> list[object]:
         """Gives up claims whose answer has reached no worker: the same attempts go on elsewhere,
         and no retry is used. What a repeat of the call got meanwhile, from any process, is left
         alone; what cannot be given up now is taken over when its lease has expired."""
         given = [check_kind_of(each, Claim, "claim") for each in check_items(claims, "claims")]
-        return await self._calls.hand_back([each.snapshot for each in given])
+        return await self.calls.hand_back([each.snapshot for each in given])
 
     async def extend(self, renewals: Sequence[Renewal]) -> dict[UUID, Millis]:
         """Extends many leases, given by their fences, and returns until when: the heartbeat of a
@@ -342,7 +361,7 @@ class Claims(Service):
 
     async def drain(self) -> None:
         await self._renewals.drain()
-        await self._calls.drain()
+        await self.calls.drain()
 
     async def _until(
         self, call: ClaimCall, weights: dict[str, int], max_wait: float
@@ -354,7 +373,7 @@ class Claims(Service):
         while True:
             seen = hints.count
             with looking(*call.lanes):
-                taken = await self._calls.take(call, weights)
+                taken = await self.calls.take(call, weights)
             if taken:
                 if (observer := watching()) is not None:
                     observer.claimed([item.snapshot for item in taken])
@@ -436,7 +455,7 @@ def _check_renewal(renewal: object) -> Renewal:
 
 
 def _claims(taken: Iterable[Taken], ttl: Millis) -> list[Claim]:
-    return [Claim(item.snapshot, item.payload, ttl) for item in taken]
+    return [Claim(item.snapshot, item.payload, ttl, item.steps) for item in taken]
 
 
 def check_ttl(ttl: object) -> Millis:

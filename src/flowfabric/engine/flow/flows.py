@@ -389,7 +389,7 @@ class Flows(Service):
             cancel = Cancellation(now, text, chosen, current_actor(), word)
             after = changed(replace(open, state=FlowState.CANCELLED), now, cancel=cancel)
             owed = cancel_entries(after, held=open.state is FlowState.OPEN)
-            told_by = await self._context.store.snapshots(MembersOf(key, limit=1))
+            told_by = await _first_member(self._context.store, key)
             changes = tuple(announce(member, now, after) for member in told_by)
             return FlowChange(open, after, changes=changes, owed=owed), after
 
@@ -561,12 +561,20 @@ class Flows(Service):
 
 
 async def _owed(store: Store, header: FlowCancelled) -> tuple[ExecutionId, ...]:
-    """Members that still owe an ending to the cancel."""
+    """Members that still owe an ending to the cancel, also those that cannot be read."""
     if header.policy is CancelPolicy.FLOW_ONLY:
         return ()
-    found = await store.snapshots(MembersOf(header.id, limit=MAX_TOLD, living=True))
+    found = await store.page(MembersOf(header.id, limit=MAX_TOLD, living=True))
     pending = header.policy is CancelPolicy.PENDING
-    return tuple(member.execution.id for member in found if not (pending and member.attempts_made))
+    left = [each.execution.id for each in found.items if not (pending and each.attempts_made)]
+    left += [ExecutionId.member(header.id, uuid) for uuid in found.unreadable]
+    return tuple(sorted(left, key=lambda id: id.uuid))
+
+
+async def _first_member(store: Store, flow: UUID) -> list[Snapshot]:
+    """The first member that can be read, if there is any."""
+    first = await store.snapshots(MembersOf(flow, limit=1))
+    return first or (await store.snapshots(MembersOf(flow, limit=PAGE)))[:1]
 
 
 async def _applied(

@@ -41,7 +41,7 @@ from flowfabric.engine.commit.observer import followed, watching
 from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
-from flowfabric.engine.flow.walks import PAGE, edge_pages, member_pages
+from flowfabric.engine.flow.walks import PAGE, edge_pages, member_pages, overlapping
 from flowfabric.engine.wait.signals import Signals
 from flowfabric.store.queries import EdgeQuery, Unsettled
 
@@ -113,14 +113,19 @@ class FlowResolver(Service):
 
     async def resolve(self, flow: UUID) -> Flow | None:
         """Does everything that is owed to a flow (or to a run that waits for others), also what
-        comes of doing it. Returns the flow as it was seen when nothing was owed any more."""
+        comes of doing it. Returns the flow as it was seen when nothing was owed any more, or only
+        the cancel of members that cannot be read."""
 
         async def round(number: int) -> Flow | Literal[RaceLost.RACE_LOST] | None:
             while (seen := await self._context.store.owing([flow], PAGE)).entries:
                 entries = seen.entries
                 if entries[0].kind is OutboxKind.AWAITED:  # owed to a run, and so are the others
                     await self._tell_run(flow, entries)
-                elif not await self._do(known(seen.flows.get(flow), flow), entries, seen.open):
+                    continue
+                found = known(seen.flows.get(flow), flow)
+                if not (entries := await self._without_cancelled(found, entries)):
+                    break  # only members that cannot be read are left
+                if not await self._do(found, entries, seen.open):
                     return RACE_LOST
             return seen.flows.get(flow)
 
@@ -138,10 +143,6 @@ class FlowResolver(Service):
         if len(entries) >= PAGE:
             # There may be more endings: a flow that is over already cannot be cancelled.
             entries = [each for each in entries if each.kind is not OutboxKind.ORPHANED] or entries
-        if found.cancel is not None:
-            # Before anything is settled: members are to be cancelled, not skipped. The cancel
-            # may be on a later page of entries, and a replay may not have seen it.
-            await self.cancel_members(found)
         if OutboxKind.RELEASE in kinds:
             await self._release(found)
         await self._settle_edges({flow: _among(open, endings_of(entries))})
@@ -158,6 +159,17 @@ class FlowResolver(Service):
         if counted:
             self._publish([change.after])
         return counted
+
+    async def _without_cancelled(
+        self, found: Flow, entries: Sequence[OutboxEntry]
+    ) -> Sequence[OutboxEntry]:
+        """Cancels the members of a cancelled flow before anything is settled: they are to be
+        cancelled, not skipped. The cancel may be on a later page of entries, and a replay may not
+        have seen it. Returns what is left to do and to count: not the cancel, as long as a member
+        cannot be read, so that the sweep cancels it once it is repaired."""
+        if found.cancel is None or not await self.cancel_members(found):
+            return entries
+        return [each for each in entries if each.kind is not OutboxKind.CANCEL]
 
     def _publish(self, flows: Iterable[Flow]) -> None:
         ended = tuple(flow for flow in flows if flow.ended_at is not None)
@@ -209,11 +221,12 @@ class FlowResolver(Service):
             )
             _tell_cancelled(list(reasons.values()), answers)
 
-    async def cancel_members(self, flow: Flow) -> None:
+    async def cancel_members(self, flow: Flow) -> list[UUID]:
         """Cancels the members a cancelled flow takes along: in the name of an operator, unless the
-        flow ended with its run."""
+        flow ended with its run. Returns those that cannot be read, and so were not cancelled."""
+        unreadable: list[UUID] = []
         if flow.cancel is None or flow.cancel.policy is CancelPolicy.FLOW_ONLY:
-            return
+            return unreadable
         pending = flow.cancel.policy is CancelPolicy.PENDING
         rule = partial(
             _cancel_pending if pending else operator.cancel,
@@ -221,13 +234,20 @@ class FlowResolver(Service):
             reason=flow.cancel.reason,
         )
         by = flow.cancel.by
+
+        async def cancel(page: list[Snapshot]) -> None:
+            decisions = [Decision(each.execution.uuid, rule, each, by=by) for each in page]
+            _check(await self._context.decisions.decide_page(decisions))
+
         self.cancelling.add(flow.id)
         try:
             with followed("cancel"), rare_collections():
-                async for page in member_pages(self._context.store, flow.id, living=True):
-                    await self._all([Decision(x.execution.uuid, rule, x, by=by) for x in page])
+                store = self._context.store
+                living = member_pages(store, flow.id, living=True, unreadable=unreadable)
+                await overlapping(living, cancel)
         finally:
             self.cancelling.discard(flow.id)
+        return unreadable
 
     async def _release(self, flow: Flow) -> None:
         """Also those that have ended: a replay must not find them held."""
@@ -283,11 +303,9 @@ class FlowResolver(Service):
             log.info("no run waits for the end of %s any more: %s", delivery.source, error)
 
     async def _all(self, decisions: list[Decision]) -> list[object]:
-        """All of them, or the first real trouble; what has ended meanwhile is no trouble."""
+        """All of them, or the first real trouble."""
         answers = await self._context.decisions.decide_all(decisions) if decisions else []
-        for answer in answers:
-            if isinstance(answer, Exception) and not isinstance(answer, LeaseLost | NotFound):
-                raise answer
+        _check(answers)
         return answers
 
     async def _settle_edges(self, flows: Mapping[UUID, Mapping[UUID, MemberEnding]]) -> int:
@@ -315,6 +333,13 @@ def _tell_cancelled(reasons: Sequence[str], answers: Sequence[object]) -> None:
     for reason in sorted(set(reasons)):
         of_this = [a for why, a in zip(reasons, answers, strict=True) if why == reason]
         seen.cancelled_siblings(reason, [_disposition(answer) for answer in of_this])
+
+
+def _check(answers: Iterable[object]) -> None:
+    """Raises the first real trouble; what has ended meanwhile is no trouble."""
+    for answer in answers:
+        if isinstance(answer, Exception) and not isinstance(answer, LeaseLost | NotFound):
+            raise answer
 
 
 def _disposition(answer: object) -> str:

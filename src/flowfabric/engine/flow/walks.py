@@ -1,7 +1,8 @@
 """Reading flows page by page, and walking along their edges."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from uuid import UUID
 
 from msgspec.structs import replace
@@ -9,28 +10,55 @@ from msgspec.structs import replace
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.store.contract import Store
-from flowfabric.store.queries import EdgeQuery, MembersOf
+from flowfabric.store.queries import EdgeQuery, MembersOf, Page
 
 PAGE = 500
 
 
 async def member_pages(
-    store: Store, flow: UUID, *, living: bool = False
+    store: Store, flow: UUID, *, living: bool = False, unreadable: list[UUID] | None = None
 ) -> AsyncIterator[list[Snapshot]]:
     """Members of a flow, or those that have not ended. The next page is read while the caller works
-    on one."""
+    on one. Those that cannot be read are in no page; they are added to `unreadable`."""
 
-    def read(after: UUID | None) -> "asyncio.Task[list[Snapshot]]":
+    def read(after: UUID | None) -> "asyncio.Task[Page]":
         query = MembersOf(flow, after=after, limit=PAGE, living=living)
-        return asyncio.create_task(store.snapshots(query))
+        return asyncio.create_task(store.page(query))
 
     reading = read(None)
     try:
-        while page := await reading:
-            reading = read(page[-1].execution.uuid)  # a page is short without those unreadable
-            yield page
+        while ids := _ids(page := await reading):
+            reading = read(max(ids))
+            if unreadable is not None:
+                unreadable += page.unreadable
+            if page.items:
+                yield list(page.items)
     finally:
-        reading.cancel()
+        if not reading.cancel() and not reading.cancelled():
+            reading.exception()  # seen: it must not cause a warning
+
+
+def _ids(page: Page) -> list[UUID]:
+    return [*(member.execution.uuid for member in page.items), *page.unreadable]
+
+
+async def overlapping(
+    pages: AsyncIterator[list[Snapshot]], work: Callable[[list[Snapshot]], Awaitable[None]]
+) -> None:
+    """Works on every page. The work on the next page begins while that on one is under way: this
+    process decides while the database writes. No work goes on after the return."""
+    under_way: deque[asyncio.Task[None]] = deque()
+    try:
+        async for page in pages:
+            under_way.append(asyncio.ensure_future(work(page)))
+            if len(under_way) > 1:
+                await under_way.popleft()
+        if under_way:
+            await under_way.popleft()
+    finally:  # a page could not be read, the work on one failed, or the caller was cancelled
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
 
 
 async def edge_pages(store: Store, query: EdgeQuery) -> AsyncIterator[list[EdgeState]]:

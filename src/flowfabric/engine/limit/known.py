@@ -5,6 +5,7 @@ run waits for it forever.
 """
 
 from collections.abc import Iterable
+from operator import attrgetter
 
 from flowfabric.core.base.errors import NotFound
 from flowfabric.core.execution.policy import Policy
@@ -14,6 +15,7 @@ from flowfabric.store.queries import LedgerNeeds
 from flowfabric.store.rows.record import QUOTAS
 
 REMEMBERED = 10_000
+_QUOTA = attrgetter("quota")
 
 
 class KnownLimits:
@@ -26,6 +28,10 @@ class KnownLimits:
         """Raises NotFound for the first quota or budget of a policy that does not exist. Without
         `declared` quotas that tasks declare for themselves need not exist yet."""
         if not policy.quotas and not policy.budget_ids:
+            return
+        if self.quotas.issuperset(map(_QUOTA, policy.quotas)) and self.budgets.issuperset(
+            policy.budget_ids
+        ):
             return
         new_budgets = [name for name in policy.budget_ids if name not in self.budgets]
         new_quotas = [

@@ -4,49 +4,49 @@ line."""
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
-from uuid import UUID
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.submission import Creation
-from flowfabric.core.limit.at_submission import (
-    Admissions,
-    KnownQuota,
-    at_submission,
-    waits_at_limit,
-)
+from flowfabric.core.limit.at_submission import Admissions, at_submission, waits_at_limit
+from flowfabric.core.limit.known_quota import KnownQuota
 from flowfabric.core.limit.quota import Uses
 from flowfabric.core.limit.release import QuotaView, Release, turn_of
+from flowfabric.core.limit.unclaimable import Unclaimable
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.unclaimable import ClosedRoutes
-from flowfabric.store.queries import LinesRequest, ServedLines
+from flowfabric.store.queries import LinesRequest, OtherVersion, ServedLines
 
 MAX_LINES = 100_000
 PATIENCE = 0.1
 """Seconds that a submission waits at most for a look that is under way."""
+
+LineEvent = Callable[[KnownQuota, Collection[int]], None]
+"""A method of `KnownQuota`: `give_back`, `wait`, or `forget`."""
 
 log = logging.getLogger("flowfabric.limits")
 
 
 class Written(Struct, frozen=True):
     """Creations as they were written, and of each the id of the execution that was there already.
-    Lines of runs in `full` need no look."""
+    Lines of runs in `full`, by the numbers of their ids, need no look."""
 
     creations: Sequence[Creation]
     existing: Sequence[ExecutionId | None]
-    full: Collection[UUID] = frozenset()
+    full: Collection[int] = frozenset()
 
 
 class KnownLines(Service):
-    """Knows which queues the store has rows of, and the room that the last release has left in the
-    lines of quotas that limit keys only.
+    """Knows which queues the store has rows of, and the room of lines of quotas that limit keys
+    only (`core.limit.known_quota`).
 
-    Looks at lines and submissions take turns, so that each knows what the one before has left.
+    Looks at lines and submissions take turns (`turns`), so that each knows what the one before has
+    left; a look at all lines, which `Releases` decides, takes its turn as well. Endings do not
+    wait for a turn: `looks` tells which came between.
     What is known of a quota holds while it has that version: another process that releases or
     looks moves the version. So a submission that compares it finds out, and is followed by a look.
     """
@@ -59,6 +59,10 @@ class KnownLines(Service):
         self._introducing = asyncio.Lock()
         self._quotas: dict[str, KnownQuota] = {}
         self.turns = asyncio.Lock()
+        self.looks = 0
+        """How many looks were answered."""
+        self.contested: set[str] = set()
+        """Quotas that other processes may have moved."""
 
     def meet(self, queue: int, uses: Uses) -> None:
         """Notes the queue of an execution."""
@@ -85,24 +89,40 @@ class KnownLines(Service):
                 self._introduced.clear()
             self._introduced.update(fresh)
 
-    async def serve(self, ask: LinesRequest) -> ServedLines | None:
-        """Looks at lines, and learns what the look has left: nothing of its lines, if it left runs
-        that it had picked."""
+    def note(self, quota: str, queues: Collection[int], event: LineEvent) -> None:
+        """Notes what has happened in these lines."""
+        if (known := self._quotas.get(quota)) is not None:
+            event(known, queues)
+
+    async def serve(
+        self, quota: str, queues: Sequence[int], now: Millis, most: int, closed: Unclaimable
+    ) -> ServedLines | None:
+        """Looks at these lines as far as that is needed, and moves the version in any case: another
+        process may know a line as full in which there is room now."""
         async with self.turns:
-            served = await self._context.store.serve(ask)
-            if served is None:  # it is gone, or has other limits
-                self.forget(ask.quota)
-                return None
-            known = self._quotas.get(ask.quota)
-            if known is None or known.version + 1 != served.version or len(known.room) > MAX_LINES:
-                known = KnownQuota(served.version, served.turn, {})
-            known.room.update(served.room)
-            if served.moved < served.picked:
-                for queue in served.room:
-                    del known.room[queue]
-            turn = max(known.turn, served.turn)
-            self._quotas[ask.quota] = KnownQuota(served.version, turn, known.room)
-            return served
+            while True:
+                known = self._quotas.setdefault(quota, KnownQuota())
+                if len(known.room) > MAX_LINES:
+                    known = self._quotas[quota] = KnownQuota()
+                asked = known.ask(queues)
+                shut = closed.closed, closed.draining
+                ask = LinesRequest(quota, asked, known.version or None, now, most, *shut)
+                served = await self._context.store.serve(ask)
+                if isinstance(served, OtherVersion):
+                    self.forget(quota)
+                    continue
+                if served is None:  # it is gone, or has other limits
+                    self.forget(quota)
+                else:
+                    self._learn(known, asked, served)
+                return served
+
+    def _learn(
+        self, known: KnownQuota, asked: Mapping[int, int | None], served: ServedLines
+    ) -> None:
+        self.looks += 1
+        known.learn(asked, served.room, served.left, self.looks)
+        known.version, known.turn = served.version, max(known.turn, served.turn)
 
     def released(self, release: Release, *, keep: bool) -> None:
         """Forgets the quotas of a release that has looked at all lines: if a key has two lines, it
@@ -110,12 +130,12 @@ class KnownLines(Service):
         that it did not see. With `keep`, each key has one line, and lines that have room again are
         looked at next: then only the lines that were served are forgotten."""
         for quota, version in release.versions.items():
-            known = self._quotas.pop(quota, None)
-            if keep and known is not None and known.version == version:
-                for name, queue in release.turns:
-                    if name == quota:
-                        known.room.pop(queue, None)
-                self._quotas[quota] = replace(known, version=version + 1)
+            known = self._quotas.get(quota)
+            if not keep or known is None or known.version != version:
+                self.forget(quota)
+                continue
+            known.forget([queue for name, queue in release.turns if name == quota])
+            known.version += 1
 
     async def looked(self, view: QuotaView, *, keep: bool) -> bool:
         """Moves the versions after a look at all lines that admits no run, as `serve` does: another
@@ -124,13 +144,15 @@ class KnownLines(Service):
         if not versions:
             return True
         looked = Release(versions=versions)
-        if await self._context.store.release(looked) is None:
+        moved = await self._context.store.release(looked)
+        if moved is None:
             return False
-        self.released(looked, keep=keep)
+        self.released(looked, keep=keep and not moved.repeated)
         return True
 
     def forget(self, quota: str) -> None:
         self._quotas.pop(quota, None)
+        self.contested.add(quota)
 
     async def submit(self, creations: Sequence[Creation], now: Millis) -> Written:
         """Writes new runs, and admits those that find room."""
@@ -155,16 +177,27 @@ class KnownLines(Service):
         store = self._context.store
         if not found.versions:
             return Written(creations, await store.submit(creations, now))
-        before = {quota: self._quotas.pop(quota) for quota in found.versions}
-        existing, stood = await store.submit_and_admit(creations, found, now)
+        for quota, lines in found.taken.items():
+            self._quotas[quota].take(lines)
+        stood = False
+        try:
+            existing, stood = await store.submit_and_admit(creations, found, now)
+        finally:
+            self._learn_admitted(found, now, stands=stood and not any(existing))
         if not stood:
             return Written(creations, existing)
-        written = found.written(creations)
-        if any(existing):  # these took no room, so it is not known what there is
-            return Written(written, existing)
-        for quota, known in before.items():
-            self._quotas[quota] = _after(known, found, quota, now)
-        return Written(written, existing, found.full)
+        full = frozenset[int]() if any(existing) else found.full
+        return Written(found.written(creations), existing, full)
+
+    def _learn_admitted(self, found: Admissions, now: Millis, *, stands: bool) -> None:
+        """If some existed before, they took no room, and it is not known what there is."""
+        for quota, lines in found.taken.items():
+            if not stands:
+                self.forget(quota)
+            elif (known := self._quotas.get(quota)) is not None:
+                known.version += 1
+                if lines:
+                    known.turn = turn_of(known.turn, now)
 
 
 def _may_be_admitted(creations: Sequence[Creation]) -> bool:
@@ -173,12 +206,3 @@ def _may_be_admitted(creations: Sequence[Creation]) -> bool:
     return all([each.minted and each.key is None and not each.steps for each in creations]) and any(
         waits_at_limit(each.snapshot) for each in creations
     )
-
-
-def _after(known: KnownQuota, found: Admissions, quota: str, now: Millis) -> KnownQuota:
-    """What is known when these have been written."""
-    taken = found.taken[quota]
-    for queue, count in taken.items():
-        known.room[queue] -= count
-    turn = turn_of(known.turn, now) if taken else known.turn
-    return KnownQuota(known.version + 1, turn, known.room)

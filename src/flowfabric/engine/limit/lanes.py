@@ -97,6 +97,12 @@ class Lanes(Service):
         found = {lane: self._weights.get(lane, 1) for lane in wanted or self._names}
         return found if len(set(found.values())) > 1 else {}
 
+    @property
+    def unweighted(self) -> bool:
+        """Whether all lanes are known to have the same weight."""
+        now, at = asyncio.get_running_loop().time(), self._refreshed_at
+        return not self._weights and at is not None and now - at < REFRESH
+
     async def depths(self) -> "Sequence[RouteDepth]":
         """How many wait for a worker and how many run, by route; reads at most 100,000 of each."""
         return await self._context.store.depths(DEPTH_READ)

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, auto
+from functools import partial
 from itertools import count
 from typing import Literal
 
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import FlowFabricError, RetryExhausted
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Execution, Gate, Route, Snapshot, Waiting
+from flowfabric.core.limit.known_quota import KnownQuota
 from flowfabric.core.limit.quota import Quota, Uses, queue_of
 from flowfabric.core.limit.release import QuotaView, Release, release, starts_back
 from flowfabric.core.limit.unclaimable import Unclaimable
@@ -24,11 +26,11 @@ from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
-from flowfabric.engine.limit.known_lines import KnownLines
+from flowfabric.engine.limit.known_lines import KnownLines, LineEvent
 from flowfabric.engine.limit.rounds import Rounds
 from flowfabric.engine.limit.unclaimable import ClosedRoutes
 from flowfabric.store.hints import Topic
-from flowfabric.store.queries import LinesRequest, QuotaViewRequest
+from flowfabric.store.queries import QuotaViewRequest
 from flowfabric.store.rows.record import QUOTAS
 
 MAX_MOVES = 500
@@ -72,21 +74,30 @@ class Releases(Service):
     def committed(self, commit: Commit) -> None:
         if commit.limited:
             self.kick(commit.limited)
+        if commit.queued:
+            self.kick(commit.queued, KnownQuota.wait)
+        if commit.freed:
+            self.kick(commit.freed, partial(KnownQuota.give_back, looks=commit.looks))
 
-    def kick(self, executions: Iterable[Execution]) -> None:
-        """Looks at the limits of executions that wait for them or have given room back."""
+    def kick(self, executions: Iterable[Execution], event: LineEvent = KnownQuota.forget) -> None:
+        """Looks at the limits of executions that wait for them or have given room back. The event
+        is what has happened in their lines; without one that is known for sure, their slots are
+        counted."""
         routes: set[Route] = set()
+        lines: dict[str, list[int]] = {}
         for execution in executions:
             uses = execution.uses
             queue = queue_of(uses)
             if len(uses) > 1:
                 self._shared.update(_shared_by(uses))
             for use in uses:
-                queues = self._dirty.setdefault(use.quota, set())
-                if queues is not None:
-                    queues.add(queue)
+                lines.setdefault(use.quota, []).append(queue)
             self.lines.meet(queue, uses)
             routes.add(execution.route)
+        for quota, queues in lines.items():
+            self.lines.note(quota, queues, event)
+            if (dirty := self._dirty.setdefault(quota, set())) is not None:
+                dirty.update(queues)
         for route in routes:
             self.closed.meet(route)
         self._start()
@@ -134,6 +145,7 @@ class Releases(Service):
             for use in uses:
                 lines.setdefault(use.quota, set()).add(queue)
         for quota, queues in lines.items():
+            self.lines.note(quota, queues, KnownQuota.forget)
             await self._serve(quota, queues)
 
     async def give_starts_back(self, snapshots: Sequence[Snapshot]) -> None:
@@ -199,10 +211,15 @@ class Releases(Service):
 
     async def _refresh(self, quota: str) -> None:
         """Looks at lines that only other processes know of, now and then and only once: they look
-        at them as well, and so does the sweep."""
+        at them as well, and so does the sweep. While no other process has moved the quota, this one
+        knows all of them."""
+        looked_at = self._looked_at.get(quota)
+        if looked_at is not None and quota not in self.lines.contested:
+            return
         now = asyncio.get_running_loop().time()
-        if now - self._looked_at.get(quota, -REFRESH) >= REFRESH:
+        if looked_at is None or now - looked_at >= REFRESH:
             self._looked_at[quota] = now
+            self.lines.contested.discard(quota)
             await self._tried(quota, None, once=True)
 
     def _is_by_key(self, quota: str) -> bool:
@@ -218,27 +235,34 @@ class Releases(Service):
         closed, all_seen = self.closed.known, True
         among = None if queues is None else tuple(sorted(queues))
         try:
-            for shut in (*([closed] if closed.unserved else ()), replace(closed, unserved=())):
-                if among is None or not await self._serve_lines(quota, among, shut):
-                    all_seen = await self._release(quota, among, shut, once=once)
+            if closed.unserved:
+                await self._admit(quota, among, closed, once=once)
+                self.lines.note(quota, among or (), KnownQuota.offer)
+            all_seen = await self._admit(quota, among, replace(closed, unserved=()), once=once)
         except FlowFabricError as error:
             self.lines.forget(quota)
             log.warning("releasing quota %s failed; the sweep tries again: %s", quota, error)
         return all_seen
 
-    async def _serve_lines(self, quota: str, queues: tuple[int, ...], closed: Unclaimable) -> bool:
+    async def _admit(
+        self, quota: str, among: tuple[int, ...] | None, closed: Unclaimable, *, once: bool
+    ) -> bool:
+        """Returns whether every line was looked at."""
+        if among is not None and await self._serve_lines(quota, among, closed):
+            return True
+        return await self._release(quota, among, closed, once=once)
+
+    async def _serve_lines(self, quota: str, queues: Sequence[int], closed: Unclaimable) -> bool:
         """Admits the best of these lines, as far as there is room; False if the quota limits more
         than the concurrency of each key."""
         if not self._is_by_key(quota):
             return False
-        shut = closed.closed, closed.draining
         while True:
-            ask = LinesRequest(quota, queues, self._now(), MAX_MOVES, *shut)
-            served = await self.lines.serve(ask)
+            served = await self.lines.serve(quota, queues, self._now(), MAX_MOVES, closed)
             if served is None:
                 return False
             self._moved(quota, served.moved)
-            if served.moved == served.picked:
+            if not (queues := served.left):
                 return True
 
     async def _release(
@@ -266,7 +290,7 @@ class Releases(Service):
                 moved = await self._context.store.release(decided)
                 if moved is None:
                     return RACE_LOST
-                self.lines.released(decided, keep=keep)
+                self.lines.released(decided, keep=keep and not moved.repeated)
             return len(moved)
 
         try:

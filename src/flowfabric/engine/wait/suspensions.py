@@ -390,7 +390,7 @@ class Suspensions(Service):
         """The signals that ended the last suspension of this attempt, in the order they came;
         after a timeout the one that tells of it, after an operator's resume and while it is still
         open none. The handle of the suspended execution reads them as well."""
-        id, owner = self._attempts.unpack(owned, suspended=True)
+        id, owner = self._attempts.unpack(owned)
         snapshot = await self._load(id)
         waits = NO_WAITS if snapshot is None else snapshot.life.waits or NO_WAITS
         last = waits.last if waits.suspension is None else None

@@ -220,3 +220,10 @@ class BatchResults(Struct):
 class WorkerRegistered(Struct):
     outcome: Literal["registered", "refreshed", "removed"]
     expires_at: int | None = None
+
+
+class WorkerMarkedDead(Struct):
+    """`revoked` is how many leases were taken away."""
+
+    outcome: Literal["marked"]
+    revoked: int

@@ -1,4 +1,5 @@
-"""`/v1/workers/{instance}`: a worker registers, reports that it lives, and leaves.
+"""`/v1/workers/{instance}`: a worker registers, reports that it lives, and leaves, or an operator
+says that it is dead.
 
 The registry is for people and for routing: it authorises nothing, and a worker need not be in it.
 """
@@ -12,10 +13,16 @@ from msgspec import Meta, Struct
 from flowfabric.core.base.errors import NotFound
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.registry import NotRegistered, Presence, Refreshed
-from flowfabric.server.access import caller_of, check_everywhere, check_namespace, needs
+from flowfabric.server.access import (
+    caller_of,
+    check_dead_worker,
+    check_everywhere,
+    check_namespace,
+    needs,
+)
 from flowfabric.server.context import engine_of
 from flowfabric.server.wire import U32, Lane, respond
-from flowfabric.server.work.answers import WorkerRegistered
+from flowfabric.server.work.answers import WorkerMarkedDead, WorkerRegistered
 from flowfabric.server.work.bodies import LeaseMs
 
 DEFAULT_NAMESPACE = "default"
@@ -85,6 +92,31 @@ async def worker_heartbeat(
     return respond(WorkerRegistered("refreshed", answer.expires_at))
 
 
+class MarkDead(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`revoke` takes the leases of the worker away, so that others continue its runs at once;
+    otherwise they expire by themselves."""
+
+    reason: str
+    namespace: str = DEFAULT_NAMESPACE
+    revoke: bool = False
+
+
+@post("/v1/workers/{instance:str}/dead", status_code=200, opt=needs("operate"))
+async def mark_worker_dead(
+    request: Request[Any, Any, Any], instance: FromPath[str], data: JSONBody[MarkDead]
+) -> Response[WorkerMarkedDead]:
+    """Takes a worker that will not come back out of the registry. 404: it is not in it."""
+    caller, engine = caller_of(request), engine_of(request)
+    check_namespace(caller, data.namespace)
+    await check_dead_worker(engine, caller, instance, data.namespace, revoke=data.revoke)
+    answer = await engine.workers.mark_dead(
+        instance, namespace=data.namespace, reason=data.reason, revoke=data.revoke
+    )
+    if isinstance(answer, NotRegistered):
+        raise NotFound("worker", instance)
+    return respond(WorkerMarkedDead("marked", answer.revoked))
+
+
 @delete("/v1/workers/{instance:str}", status_code=200, opt=needs("work"))
 async def remove_worker(
     request: Request[Any, Any, Any],
@@ -102,4 +134,4 @@ async def remove_worker(
     return respond(WorkerRegistered("removed"))
 
 
-HANDLERS = [register_worker, worker_heartbeat, remove_worker]
+HANDLERS = [register_worker, worker_heartbeat, mark_worker_dead, remove_worker]

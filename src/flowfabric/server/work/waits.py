@@ -119,7 +119,7 @@ def _policy(data: SuspendRun) -> ResumePolicy:
 
 
 def _owner(lease: PresentedLease) -> Owner:
-    return lease.engine.attempts.unpack(lease.owned, suspended=True)[1]
+    return lease.engine.attempts.unpack(lease.owned)[1]
 
 
 def _id_for(owner: Owner, what: str, text: str) -> UUID:

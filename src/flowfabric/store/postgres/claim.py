@@ -7,13 +7,15 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 from msgspec.structs import replace
 
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Active
+from flowfabric.core.execution.model import Active, Snapshot
+from flowfabric.core.execution.step import Step
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.low_water import Look
 from flowfabric.store.postgres.session import PostgresSession, once
@@ -33,7 +35,8 @@ MAX_TRIES = 30
 MAX_REMEMBERED = 1000
 
 _PAYLOAD = len(SNAPSHOT)
-_NEWEST, _CANDIDATES, _SUSPECTS, _SPECIAL, _HELD, _MISSED = range(_PAYLOAD + 1, _PAYLOAD + 7)
+_STEPS = _PAYLOAD + 1
+_NEWEST, _CANDIDATES, _SUSPECTS, _SPECIAL, _HELD, _MISSED = range(_STEPS + 1, _STEPS + 7)
 _FIRSTS = _MISSED
 
 _MARK = "(q.flags & 64) is not null"
@@ -68,6 +71,15 @@ async def claim_all(
     for item in taken:
         found[_lease_id(item).int].append(item)
     return list(found.values())
+
+
+def takes_simply(session: PostgresSession, call: ClaimCall) -> bool:
+    """Whether the call takes the best of a few routes, with no mark to look from and, as far as is
+    known, no lane that needs a count."""
+    learned = session.learned
+    if learned.low_water.engaged or call.lanes in learned.special:
+        return False
+    return len(session.book.suiting(call)) <= MERGED_ROUTES
 
 
 async def _claim(
@@ -268,8 +280,19 @@ async def _read(
     if damaged:
         query = session.queries["returned_leases"]
         await connection.fetch(query, damaged, [call.id for call in calls], now + SET_ASIDE)
-    payloads = {row[0]: row[_PAYLOAD] for row in rows}
-    return [Taken(each, payloads[each.execution.uuid]) for each in snapshots], bool(damaged)
+        rows = [row for row in rows if row[0] not in damaged]
+    taken = [
+        Taken(snapshot, row[_PAYLOAD], row[_STEPS] and _recorded(snapshot, row[_STEPS]))
+        for snapshot, row in zip(snapshots, rows, strict=True)
+    ]
+    return taken, bool(damaged)
+
+
+def _recorded(snapshot: Snapshot, columns: Sequence[Sequence[Any]]) -> tuple[Step, ...]:
+    """The steps of its generation, in order."""
+    generation = snapshot.life.generation
+    steps = [Step(*each) for each in zip(*columns, strict=True) if each[0] == generation]
+    return tuple(sorted(steps, key=attrgetter("position")))
 
 
 def _lease_id(taken: Taken) -> UUID:

@@ -55,7 +55,7 @@ limit $4
 -- counts those that begin at or before this place.
 given_out as materialized (
     select
-        n.*, ($6::uuid[])[n.call] as claim, ($7::integer[])[n.call] as worker,
+        n.*, ($6::uuid[])[n.call] as claim, ($7::integer[])[n.call] as worker, $2::bigint as taken_at,
         $2::bigint + coalesce(($8::bigint[])[n.call], ($8::bigint[])[1]) as expires_at
     from (
         select
@@ -69,6 +69,10 @@ given_out as materialized (
         ) p
     ) n
 ),
+-- include: leases_of_given
+
+-- part: leases_of_given
+-- What `given_out` gives to workers, as rows that were ready, becomes leases with their events.
 leased as (
     insert into {schema}.lease (
         id, version, epoch, rank, flags, attempt, start, life,
@@ -76,15 +80,16 @@ leased as (
     )
     select
         t.id, t.version + 1, t.epoch + (t.flags & 128 = 0)::integer, t.rank, t.flags, t.attempt,
-        t.start, t.life, t.claim, t.worker, $2, t.expires_at, $2 + t.timeout, t.route, t.queue
+        t.start, t.life, t.claim, t.worker, t.taken_at, t.expires_at, t.taken_at + t.timeout,
+        t.route, t.queue
     from given_out t
 ),
-told as (
+claims_told as (
     -- claimed, or resumed (continue), or reclaimed; what is spent is taken to be given up. Without
     -- nulls a row is eight bytes smaller: empty is none.
     insert into {schema}.event (id, at, kind, epoch, attempt, worker, detail, namespace)
     select
-        t.id, $2, case t.start when 4 then 2 when 3 then 3 else 1 end, t.epoch + 1, t.attempt,
+        t.id, t.taken_at, case t.start when 4 then 2 when 3 then 3 else 1 end, t.epoch + 1, t.attempt,
         t.worker, ''::bytea, ''
     from given_out t
     where t.flags & 128 = 0
@@ -92,7 +97,8 @@ told as (
 )
 
 -- part: snapshots_of_taken
--- Beside `head`, which is one row: what was taken, as the view `snapshot` gives it, in claim order.
+-- Beside `head`, which is one row: what was taken, as the view `snapshot` gives it, in claim order,
+-- with all generations of the steps of what has begun before: nothing if there are none, or many.
 left join lateral (
     select
         e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
@@ -103,7 +109,16 @@ left join lateral (
         null::bigint,
         null::smallint, null::bigint, null::bigint, null::bytea,
         null::smallint, null::bigint, null::smallint, null::bytea,
-        e.payload
+        e.payload,
+        case when t.start <> 0 then (
+            select row(
+                array_agg(k.generation), array_agg(k.position), array_agg(k.name),
+                array_agg(k.occurrence),
+                array_agg(case when octet_length(k.doc) <= 16384 then k.doc end)
+            )
+            from (select p.* from {schema}.step p where p.id = t.id limit 33) k
+            having count(*) <= 32 and sum(octet_length(k.doc)) <= 16384
+        ) end
     from given_out t join {schema}.execution e on e.id = t.id
 ) s on true
 order by s.rank, s.id
@@ -336,10 +351,16 @@ left join (
 
 -- name: leases_by_claim
 -- What earlier calls with these ids took and still hold.
-select s.*, e.payload
+select s.*, e.payload, null as steps
 from {schema}.snapshot s join {schema}.execution e on e.id = s.id
 where s.place = 'lease' and s.claim = any($1::uuid[]) and s.expires_at > $2
 order by s.rank, s.id
+
+-- name: claimed_payloads
+-- Of these executions, those that a call with this id took and still holds.
+select l.id, e.payload
+from {schema}.lease l join {schema}.execution e on e.id = l.id
+where l.id = any($1::uuid[]) and l.claim = $2
 
 -- name: returned_leases
 -- Rows that calls took and cannot read go back, hidden from all workers until a moment: no worker has

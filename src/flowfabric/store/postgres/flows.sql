@@ -36,14 +36,15 @@ returning id
 -- name: laid_flows
 -- New flows with their edges and members, of which those of a flow that is there are left out. An
 -- edge that is there stays. The members are as `submitted_executions` takes them.
-with laid as (
+with admission as materialized (select false as stands),
+laid as (
     insert into {schema}.flow (
         id, version, namespace, kind, state, created_at, ended_at, doc, stamp
     )
-    select f.*, $46
+    select f.*, $48
     from unnest(
-        $38::uuid[], $39::integer[], $40::text[], $41::text[], $42::text[], $43::bigint[],
-        $44::bigint[], $45::bytea[]
+        $40::uuid[], $41::integer[], $42::text[], $43::text[], $44::text[], $45::bigint[],
+        $46::bigint[], $47::bytea[]
     ) as f (id, version, namespace, kind, state, created_at, ended_at, doc)
     on conflict (id) do nothing
     returning flow.id
@@ -51,13 +52,13 @@ with laid as (
 tagged as (
     insert into {schema}.flow_tag (id, key, value)
     select t.id, t.key, t.value
-    from unnest($47::uuid[], $48::text[], $49::text[]) as t (id, key, value)
+    from unnest($49::uuid[], $50::text[], $51::text[]) as t (id, key, value)
     where (t.id in (select laid.id from laid)) is true
 ),
 joined as (
     insert into {schema}.edge (flow, id, upstream, downstream, doc)
     select e.flow, e.id, e.upstream, e.downstream, e.doc
-    from unnest($50::uuid[], $51::uuid[], $52::uuid[], $53::uuid[], $54::bytea[])
+    from unnest($52::uuid[], $53::uuid[], $54::uuid[], $55::uuid[], $56::bytea[])
         as e (flow, id, upstream, downstream, doc)
     where (e.flow in (select laid.id from laid)) is true
     on conflict (flow, id) do nothing

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import Any
 from uuid import UUID
 
@@ -17,12 +18,13 @@ from flowfabric.core.execution.event import Event
 from flowfabric.core.execution.model import Active, Ended, Head, Lease, Snapshot
 from flowfabric.core.flow.progress import DownstreamChange
 from flowfabric.store.postgres.apply import prepare, recognise
+from flowfabric.store.postgres.claim import takes_simply
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
 from flowfabric.store.postgres.lists import FIRST_ID
 from flowfabric.store.postgres.moves import RowMove
-from flowfabric.store.postgres.session import PostgresSession, columns, insert_new
-from flowfabric.store.queries import Progress, Renewal, SideWrite
+from flowfabric.store.postgres.session import PostgresSession, columns, insert_new, once
+from flowfabric.store.queries import ChangedByEnds, ClaimCall, Progress, Renewal, SideWrite
 from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.execution import (
     COLUMNS,
@@ -37,15 +39,28 @@ from flowfabric.store.rows.execution import (
 )
 from flowfabric.store.rows.flow import OUTBOX, outbox_rows
 
-Following = tuple[Sequence[RowMove], Sequence[Row]]
-"""Downstreams that go on with endings, and (downstream, upstream, flow, open edges) of all that
-they have counted."""
+
+class _Following(Struct, frozen=True):
+    """Downstreams that go on with endings, and (downstream, upstream, flow, open edges) of all that
+    they have counted. Those in `claimed` become leases of `call`, if it may take them."""
+
+    moves: Sequence[RowMove]
+    upstreams: Sequence[Row]
+    call: ClaimCall | None = None
+    claimed: frozenset[UUID] = frozenset()
+
 
 _RELEASED = tuple(
     dict.fromkeys(
         (*HEAD, "timeout", "queue", *COLUMNS[StateTable.READY], *COLUMNS[StateTable.PARKED])
     )
 )
+_RELEASED_SHARED = tuple(
+    _RELEASED.index(name)
+    for name in ("version", "epoch", "flags", "attempt", "start", "route", "held_until", "lost")
+)
+_OUTBOX_SHARED = tuple(OUTBOX.index(name) for name in ("number", "kind", "outcome", "spared"))
+"""What members at the same place of like flows have in common."""
 _NO_EVENT = (None, None, None)
 _END_WIDTH = 9 + len(_NO_EVENT)
 _END_SHARED = (1, 2, 3, 4, 6, _END_WIDTH - 2)
@@ -88,19 +103,23 @@ async def end(
     changes: Sequence[Change[object]],
     now: Millis,
     downstreams: Sequence[DownstreamChange] = (),
-) -> set[UUID]:
+    call: ClaimCall | None = None,
+) -> ChangedByEnds:
+    """`end` of the contract, and with a call `end_and_claim`."""
     ends = sorted(map(_end_of, changes), key=_end_number)
     workers = {end.lease.worker for end in ends}
     workers.update(event.worker for end in ends for event in end.events if event.worker is not None)
     await session.book.need_workers(workers)
     if downstreams:
         moves = await prepare(session, [each.change for each in downstreams])
-        upstreams = [row for each in downstreams for row in _upstream_rows(each)]
-        work = partial(_end, session, ends, now, (moves, upstreams))
+        following = _following(session, moves, downstreams, call)
+        work = partial(_end_with, session, ends, now, following)
         # Refused together: whatever it is, the endings do not wait for it.
         with suppress(Invalid, Locked):
             return await session.end.run(work, patience=0.0)
-    return set[UUID]().union(*await divide(ends, partial(_send_ends, session, now)))
+    parts = await divide(ends, partial(_send_ends, session, now))
+    repeated = any([part.repeated for part in parts])
+    return ChangedByEnds(chain.from_iterable(parts), repeated=repeated)
 
 
 async def write_progress(
@@ -149,47 +168,101 @@ async def _fetch(
 
 async def _send_ends(
     session: PostgresSession, now: Millis, ends: Sequence[_End], patience: float
-) -> set[UUID]:
-    return await session.end.run(partial(_end, session, ends, now, None), patience=patience)
+) -> ChangedByEnds:
+    return await session.end.run(partial(_end, session, ends, now), patience=patience)
 
 
 async def _end(
     session: PostgresSession,
     ends: Sequence[_End],
     now: Millis,
-    following: Following | None,
     connection: Connection,
     repeated: bool,
-) -> set[UUID]:
-    names = session.book.names
-    events = [event_row(event, names) for end in ends for event in end.events]
-    moves, upstreams = following or ((), ())
-    written = [*(end.change for end in ends), *(move.change for move in moves)]
-    owed = [row for each in written if (outbox := each.outbox) for row in outbox_rows(outbox)]
-    query = "ended_leases" if following is None else "ended_with_downstreams"
-    rows = await connection.fetch(
-        session.queries[query],
-        *columns([end.row for end in ends], _END_WIDTH, shared=_END_SHARED),
-        now,
-        *columns(events, len(EVENT)),
-        *columns(owed, len(OUTBOX)),
-        *(() if following is None else _release_values(moves, upstreams, names)),
-    )
+) -> ChangedByEnds:
+    written = [end.change for end in ends]
+    values = _end_values(ends, written, now, session.book.names)
+    rows = await connection.fetch(session.queries["ended_leases"], *values)
     found = {uuid for (uuid,) in rows}
     if repeated and len(found) < len(written):
         found |= await recognise(session, connection, written, found)
-    return found
+    return ChangedByEnds(found, repeated=repeated)
 
 
-def _release_values(moves: Sequence[RowMove], upstreams: Sequence[Row], names: Names) -> list[Any]:
-    """Downstreams that go on, which upstreams each has counted, and its edges."""
-    edges = [(move.uuid, *row) for move in moves for row in flow_rows.settled_rows(move.change)]
+async def _end_with(
+    session: PostgresSession,
+    ends: Sequence[_End],
+    now: Millis,
+    following: _Following,
+    connection: Connection,
+    repeated: bool,
+) -> ChangedByEnds:
+    names, call = session.book.names, following.call
+    written = [*(end.change for end in ends), *(move.change for move in following.moves)]
+    values = _end_values(ends, written, now, names)
+    more = _release_values(following, names)
+    claim = () if call is None else _claim_values(session, call)
+    query = "ended_with_downstreams" if call is None else "ended_and_claimed"
+    rows = await connection.fetch(session.queries[query], *values, *more, *claim)
+    found = {uuid for uuid, _ in rows}
+    claimed = {uuid: payload for uuid, payload in rows if payload is not None}
+    if repeated and len(found) < len(written):
+        if call is not None:
+            asked = session.queries["claimed_payloads"]
+            rows = await connection.fetch(asked, list(following.claimed), call.id)
+            claimed = {uuid: payload for uuid, payload in rows}
+        found |= await recognise(session, connection, written, found) | claimed.keys()
+    return ChangedByEnds(found, claimed=claimed, repeated=repeated)
+
+
+def _end_values(
+    ends: Sequence[_End], written: Sequence[Change[object]], now: Millis, names: Names
+) -> list[Any]:
+    """Endings, their events, and what all that is written owes to flows."""
+    events = [event_row(event, names) for end in ends for event in end.events]
+    owed = [row for each in written if (outbox := each.outbox) for row in outbox_rows(outbox)]
     return [
-        *columns([_release_row(move, names) for move in moves], len(_RELEASED) + 1),
-        *columns(upstreams, 4),
-        *columns(edges, 4),
-        FIRST_ID,
+        *columns([end.row for end in ends], _END_WIDTH, shared=_END_SHARED),
+        now,
+        *columns(events, len(EVENT)),
+        *columns(owed, len(OUTBOX), shared=_OUTBOX_SHARED),
     ]
+
+
+def _following(
+    session: PostgresSession,
+    moves: Sequence[RowMove],
+    downstreams: Sequence[DownstreamChange],
+    call: ClaimCall | None,
+) -> _Following:
+    upstreams = [row for each in downstreams for row in _upstream_rows(each)]
+    if call is None or not takes_simply(session, call):
+        return _Following(moves, upstreams)
+    claimed = [each.change.before for each in downstreams if each.claimed is not None]
+    ids = frozenset([each.execution.uuid for each in claimed if each is not None])
+    return _Following(moves, upstreams, call, ids)
+
+
+def _release_values(following: _Following, names: Names) -> list[Any]:
+    """Downstreams that go on, which upstreams each has counted, its edges, and whether it is
+    claimed."""
+    moves, claimed = following.moves, following.claimed
+    width = len(_RELEASED)
+    edges = [(move.uuid, *row) for move in moves for row in flow_rows.settled_rows(move.change)]
+    released = [_release_row(move, names) for move in moves]
+    return [
+        *columns(released, width + 1, shared=(*_RELEASED_SHARED, width)),
+        *columns(following.upstreams, 4, shared=(3,)),
+        *columns(edges, 4, shared=(3,)),
+        FIRST_ID,
+        once([move.uuid in claimed for move in moves]) if claimed else None,
+    ]
+
+
+def _claim_values(session: PostgresSession, call: ClaimCall) -> tuple[Any, ...]:
+    """What the worker that ends the upstreams would claim, and with which lease."""
+    book, worker = session.book, call.worker
+    number = book.names.worker_numbers[worker]
+    return book.suiting(call), book.newest_route, worker.id, call.id, number, call.ttl
 
 
 def _upstream_rows(downstream: DownstreamChange) -> list[Row]:

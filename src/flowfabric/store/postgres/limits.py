@@ -16,6 +16,8 @@ from flowfabric.store.postgres.session import Columns, PostgresSession, columns
 from flowfabric.store.queries import (
     Crowd,
     LinesRequest,
+    MovedByRelease,
+    OtherVersion,
     QueueCount,
     QuotaViewRequest,
     ServedLines,
@@ -50,13 +52,13 @@ async def quota_view(session: PostgresSession, ask: QuotaViewRequest) -> QuotaVi
     return _standing(ask.quota, rows)
 
 
-async def release(session: PostgresSession, release: Release) -> set[UUID] | None:
+async def release(session: PostgresSession, release: Release) -> MovedByRelease | None:
     if len(release.moves) > MAX_BATCH:
         raise AssertionError(f"a release moves at most {MAX_BATCH}")
     return await session.limit.run(partial(_release, session, release))
 
 
-async def serve(session: PostgresSession, ask: LinesRequest) -> ServedLines | None:
+async def serve(session: PostgresSession, ask: LinesRequest) -> ServedLines | OtherVersion | None:
     """After a lost reply it admits what there is room for then."""
     return await session.limit.run(partial(_serve, session, ask))
 
@@ -131,7 +133,7 @@ async def _take_starts_back(
 
 async def _release(
     session: PostgresSession, release: Release, connection: Connection, repeated: bool
-) -> set[UUID] | None:
+) -> MovedByRelease | None:
     versions = columns(sorted(release.versions.items()), 2)
     moves = columns(sorted((move.uuid, move.version, move.at) for move in release.moves), 3)
     compared = (*versions, *moves[:2])
@@ -143,30 +145,34 @@ async def _release(
     )
     rows = await connection.fetch(session.queries["released"], *compared, *values)
     if repeated and not rows[0][0]:
-        # Refused, unless it was written before the reply was lost. To say so by mistake would
-        # be harmless: the versions have moved either way.
+        # Refused, unless it was written before the reply was lost. To say so by mistake is
+        # harmless to a caller that then keeps nothing it knew: a rival may have moved the versions.
         rows = await connection.fetch(session.queries["released_before"], *compared)
     if not rows[0][0]:
         return None
-    return {uuid for _, uuid in rows if uuid is not None}
+    moved = (uuid for _, uuid in rows if uuid is not None)
+    return MovedByRelease(moved, repeated=repeated)
 
 
 async def _serve(
     session: PostgresSession, ask: LinesRequest, connection: Connection, repeated: bool
-) -> ServedLines | None:
+) -> ServedLines | OtherVersion | None:
     """If a rival was faster, the lock is taken before the statement that reads."""
     query = session.queries["served_lines"]
     shut = (_numbers(session, ask.closed), _numbers(session, ask.draining))
-    values = (ask.quota, list(ask.queues), *shut, ask.now, ask.most)
+    lines = (list(ask.lines), list(ask.lines.values()))
+    values = (ask.quota, lines[0], *shut, ask.now, ask.most, lines[1], ask.version)
     rows = await connection.fetch(query, *values)
     if rows and rows[0][0] is None:
+        if ask.version is not None:
+            return OtherVersion()
         async with connection.transaction():
             await connection.fetch(session.queries["locked_quotas"], [ask.quota])
             rows = await connection.fetch(query, *values)
     if not rows:
         return None
-    version, turn, picked, lines, rooms, moved = rows[0]
-    return served_lines(version, turn, picked, dict(zip(lines, rooms, strict=True)), moved)
+    version, turn, queues, rooms, picked, moved = rows[0]
+    return served_lines(version, turn, dict(zip(queues, rooms, strict=True)), picked, moved)
 
 
 def _standing(asked: str, rows: Sequence[Any]) -> QuotaView:

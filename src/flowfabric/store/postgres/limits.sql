@@ -209,7 +209,8 @@ made_ready as (
 -- concurrency of each key and nothing else: no row for another one. What is read is of the moment
 -- when the statement began, so the version that is locked must be the one of that moment; without a
 -- version in the answer it was not, and nothing is written. Only releases take slots, and each moves the
--- version: a count can be too high, never too low. Routes of $3 are passed over, and of $4 what would
+-- version: a count can be too high, never too low. Free slots that the caller knows ($7) are not
+-- counted; what it knows is of the version $8, so nothing is done at another one. Routes of $3 are passed over, and of $4 what would
 -- begin. 8192 turns are one millisecond, and moments are at most ten seconds ahead of the clock $5.
 with seen as materialized (
     select q.version, cast(d.doc ->> 'concurrency_per_key' as bigint) as cap, greatest(
@@ -235,11 +236,12 @@ rule as materialized (
         seen.version, seen.cap, seen.turn,
         case when seen.turn < $5::bigint * 8192 then $5::bigint else seen.turn / 8192 + 1 end as moment
     from seen join locked on locked.version = seen.version
+    where seen.version = coalesce($8, seen.version)
 ),
 line as materialized (
-    select q.id, q.turn, greatest(0, rule.cap - cast(h.held as bigint)) as room
+    select q.id, q.turn, coalesce(n.room, rule.cap - cast(h.held as bigint)) as room
     from rule
-    cross join unnest($2::bigint[]) as n (id)
+    cross join unnest($2::bigint[], $7::bigint[]) as n (id, room)
     cross join lateral (
         select t.id, t.turn, t.key from {schema}.queue t
         where t.quota = $1 and t.id = n.id offset 0
@@ -251,7 +253,8 @@ line as materialized (
             select count(*) from {schema}.lease l where l.queue = t.id
         )) as held
         from {schema}.queue t
-        where t.quota = $1 and (t.key, t.id) > (q.key, -1) and t.key <= q.key
+        where n.room is null
+            and t.quota = $1 and (t.key, t.id) > (q.key, -1) and t.key <= q.key
     ) h
 ),
 picked as materialized (
@@ -265,7 +268,7 @@ picked as materialized (
             -- include: may_be_taken
         )
         order by p.rank, p.id
-        limit line.room
+        limit greatest(0, line.room)
     ) w
     window each as (partition by line.id order by w.rank, w.id)
 ),
@@ -311,9 +314,8 @@ kept as (
 )
 select
     rule.version + 1 as version, coalesce((select last.turn from last), rule.turn) as turn,
-    (select count(*) from picked) as picked,
     array(select line.id from line) as lines, array(select line.room from line) as rooms,
-    array(select moved.queue from moved) as moved
+    array(select picked.queue from picked) as picked, array(select moved.queue from moved) as moved
 from seen left join rule on true
 
 -- name: released

@@ -40,7 +40,9 @@ COUNTED = 100_000
 """Counting stops here."""
 
 
-async def page(session: PostgresSession, query: Query) -> Page:
+async def page(session: PostgresSession, query: Query | MembersOf) -> Page:
+    if isinstance(query, MembersOf):
+        return await _members(session, query)
     return await session.report.run(partial(_page, session, query))
 
 
@@ -56,11 +58,22 @@ async def snapshots(session: PostgresSession, query: SnapshotQuery) -> list[Snap
             name, values = "failed_executions", (earliest, *(before or (None, None)), limit)
         case ByPartition(lanes, cursor, limit):
             name, values = "executions_by_partition", (list(lanes), cursor, limit)
-        case MembersOf(flow, cursor, limit, living):
-            name = "living_members" if living else "members"
-            values = (flow, cursor or FIRST_ID, limit)
-    link = session.load if isinstance(query, MembersOf) else session.report
-    return await session.snapshots(link, name, *values)
+        case MembersOf():
+            return list((await _members(session, query)).items)
+    return await session.snapshots(session.report, name, *values)
+
+
+async def _members(session: PostgresSession, query: MembersOf) -> Page:
+    text = session.queries["living_members" if query.living else "members"]
+    values = (query.flow, query.after or FIRST_ID, query.limit)
+
+    async def work(connection: Connection, repeated: bool) -> Page:
+        damaged: list[UUID] = []
+        rows = await connection.fetch(text, *values)
+        found = await session.readable(connection, rows, lambda row: damaged.append(row[_ID]))
+        return Page(tuple(found), None, tuple(damaged))
+
+    return await session.load.run(work)
 
 
 async def expired_leases(

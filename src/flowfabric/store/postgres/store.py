@@ -90,6 +90,7 @@ class PostgresStore:
     claim_all = _method(claims.claim_all)
     renew = _method(leases.renew)
     end = _method(leases.end)
+    end_and_claim = _method(leases.end)
     write_progress = _method(leases.write_progress)
     apply = _method(changes.apply)
 

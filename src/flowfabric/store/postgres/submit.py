@@ -1,6 +1,6 @@
 """Creating executions."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -8,9 +8,10 @@ from uuid import UUID
 from flowfabric.core.base.errors import Unavailable
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Flags, Ready, Snapshot, Start
+from flowfabric.core.execution.model import Flags, Gate, Ready, Snapshot, Start, Waiting
 from flowfabric.core.execution.submission import Creation
 from flowfabric.core.limit.at_submission import Admissions
+from flowfabric.core.limit.quota import queue_of
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
 from flowfabric.store.postgres.session import PostgresSession, columns, insert_new
@@ -33,11 +34,11 @@ Answers = dict[UUID, ExecutionId | None]
 MAX_ROUNDS = 5
 
 _FRESH = (1, 0, 0, Start.INITIAL, None)
-_NOT_READY = (None, None, None, None)
+_NOT_READY = (None, None, None, None, None, None)
 _WIDTH = len(EXECUTION) + 1 + len(_NOT_READY)
 _SHARED = (EXECUTION.index("route"), len(EXECUTION) + 1, len(EXECUTION) + 2)
 """Route, lead and flags are mostly the same for all."""
-_LIMITED_WIDTH, _SHARED_LIMITED = 8, (2, 5)
+NOT_ADMITTED: Mapping[int, Snapshot] = {}
 _PARKED = COLUMNS[StateTable.PARKED]
 _SHARED_PARKED = tuple(
     map(_PARKED.index, ("version", "epoch", "flags", "attempt", "start", "gate"))
@@ -67,7 +68,10 @@ async def submit_and_admit(
     found: Answers = {}
     for answers, _ in parts:
         found.update(answers)
-    return [found[_uuid(creation)] for creation in creations], all(stood for _, stood in parts)
+    stood = all([stood for _, stood in parts])
+    if not any(found.values()):
+        return [None] * len(creations), stood  # nearly always: all are new
+    return [found.get(_uuid(creation)) for creation in creations], stood
 
 
 async def _send_admitted(
@@ -94,6 +98,8 @@ async def _create_admitted(
         return await _create(session, creations, now, connection, repeated), False
     values = admitted_values(creations, admissions, now, session.book.names)
     made = await insert_new(connection, session.queries["admitted_executions"], values)
+    if len(made) == len(creations):
+        return {}, made[0][1]
     answers: Answers = dict.fromkeys([id for id, _ in made])
     if rest := [creation for creation in creations if _uuid(creation) not in answers]:
         answers |= await _known(session, connection, rest, now, repeated)
@@ -246,20 +252,18 @@ def values_of(
     creations: Sequence[Creation],
     now: Millis,
     names: Names,
-    but: Container[UUID] = (),
+    admitted: Mapping[int, Snapshot] = NOT_ADMITTED,
 ) -> list[Any]:
-    """The parameters of the statement: one array per column of every table. The state rows of
-    executions in `but` are not among them."""
+    """The parameters of the statement: one array per column of every table. `admitted` are
+    executions as they are if their admission stands, by the number of their id."""
     executions: list[Row] = []
     parked: list[Row] = []
     keys, deadlines, tags = [], [], []
     for creation in creations:
         snapshot = creation.snapshot
         execution = snapshot.execution
-        waits = _NOT_READY
-        if isinstance(snapshot.state, Ready):
-            waits = _ready_part(snapshot, snapshot.state)
-        elif execution.uuid not in but:
+        waits = _first_part(snapshot, admitted)
+        if waits is _NOT_READY:
             parked.append(state_row(snapshot, names))
         keyed = creation.key is not None or None
         executions.append((*execution_row(creation, names), keyed, *waits))
@@ -271,13 +275,15 @@ def values_of(
         for name, value in creation.tags.items():
             tags.append((execution.uuid, name, value, execution.created_at))
     keys.sort(key=lambda key: key[:2])
+    given = columns(executions, _WIDTH, shared=_SHARED)
     return [
-        *columns(executions, _WIDTH, shared=_SHARED),
+        *given[:-2],
         *columns(keys, 4),
         now,
         *columns(parked, len(_PARKED), shared=_SHARED_PARKED),
         *columns(deadlines, 2),
         *columns(tags, 4),
+        *given[-2:],
     ]
 
 
@@ -285,31 +291,27 @@ def admitted_values(
     creations: Sequence[Creation], admissions: Admissions, now: Millis, names: Names
 ) -> list[Any]:
     """The same of the statement that also admits."""
-    admitted = admissions.admitted
-    rows = [
-        _limited_row(creation.snapshot, ready, names)
-        for creation in creations
-        if (ready := admitted.get(_uuid(creation))) is not None
-    ]
     return [
-        *values_of(creations, now, names, but=admitted),
+        *values_of(creations, now, names, admissions.admitted),
         *columns(sorted(admissions.versions.items()), 2),
-        *columns(rows, _LIMITED_WIDTH, shared=_SHARED_LIMITED),
     ]
 
 
-def _limited_row(snapshot: Snapshot, ready: Snapshot, names: Names) -> Row:
-    """A new execution that is ready if its admission stands, and waits in its line otherwise."""
-    row = state_row(ready, names)
-    (id, _, _, rank, flags, _, _, life, route, timeout), queue = row[:10], row[-1]
-    return (id, snapshot.head.rank, flags, life, timeout, route, queue, rank)
-
-
-def _ready_part(snapshot: Snapshot, state: Ready) -> Row:
-    """What can differ between two executions that were just created and wait for a worker; the
-    statement knows the rest."""
-    head, next = snapshot.head, state.next
-    if (head.version, head.epoch, next.attempt, next.start, state.hold) != _FRESH:
+def _first_part(snapshot: Snapshot, admitted: Mapping[int, Snapshot]) -> Row:
+    """What can differ between two executions that were just created and wait for a worker or for
+    their limits; the statement knows the rest."""
+    head, state, execution = snapshot.head, snapshot.state, snapshot.execution
+    queue = at = hold = None
+    if isinstance(state, Ready):
+        hold = state.hold
+    elif isinstance(state, Waiting) and state.gate is Gate.LIMIT:
+        queue = queue_of(execution.uses)
+        if (ready := admitted.get(execution.uuid.int)) is not None:
+            at = execution.created_at + ready.head.rank - head.rank
+    else:
+        return _NOT_READY
+    next = state.next
+    if (head.version, head.epoch, next.attempt, next.start, hold) != _FRESH:
         raise AssertionError("an execution that was just created has no past")
-    lead = head.rank - snapshot.execution.created_at
-    return (lead, int(head.flags), write_life(head.life), next.timeout)
+    lead = head.rank - execution.created_at
+    return (lead, int(head.flags), write_life(head.life), next.timeout, queue, at)

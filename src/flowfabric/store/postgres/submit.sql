@@ -2,17 +2,21 @@
 
 -- part: given_rows
 -- What all share of some columns comes as one element. The lead is how far the rank is from the
--- creation, the same for all of one priority; executions that do not wait for a worker have none.
+-- creation, the same for all of one priority; executions that wait for neither a worker nor their
+-- limits have none. Those with a queue wait in it, unless they are admitted and the `admission` stands.
 select
-    n.id, n.created_at, n.policy, n.facts, n.flow, n.payload, n.keyed, n.life, n.timeout,
+    n.id, n.created_at, n.policy, n.facts, n.flow, n.payload, n.keyed, n.life, n.timeout, n.queue,
+    case when (select admission.stands from admission) then n.admitted_at end as admitted_at,
     case cardinality($3::integer[]) when 1 then ($3::integer[])[1] else n.route end as route,
     case cardinality($9::bigint[]) when 1 then ($9::bigint[])[1] else n.lead end as lead,
     case cardinality($10::smallint[]) when 1 then ($10::smallint[])[1] else n.flags end as flags
 from unnest(
     $1::uuid[], $2::bigint[], $3::integer[], $4::bytea[], $5::bytea[], $6::uuid[], $7::bytea[],
-    $8::boolean[], $9::bigint[], $10::smallint[], $11::bytea[], $12::bigint[]
+    $8::boolean[], $9::bigint[], $10::smallint[], $11::bytea[], $12::bigint[],
+    $38::bigint[], $39::bigint[]
 ) as n (
-    id, created_at, route, policy, facts, flow, payload, keyed, lead, flags, life, timeout
+    id, created_at, route, policy, facts, flow, payload, keyed, lead, flags, life, timeout,
+    queue, admitted_at
 )
 
 -- part: created_rows
@@ -38,11 +42,23 @@ made as (
 made_ready as (
     -- version 1, no lease yet, the first attempt to come, without a hold
     insert into {schema}.ready (
-        id, version, epoch, rank, flags, attempt, start, life, route, timeout, held_until
+        id, version, epoch, rank, flags, attempt, start, life, route, timeout, held_until, queue
     )
-    select n.id, 1, 0, n.created_at + n.lead, n.flags, 0, 0, n.life, n.route, n.timeout, 0
+    select
+        n.id, 1, 0, coalesce(n.admitted_at, n.created_at) + n.lead, n.flags, 0, 0, n.life, n.route,
+        n.timeout, 0, n.queue
     from given n
-    where n.lead is not null and (n.id in (select made.id from made)) is true
+    where n.lead is not null and (n.queue is null or n.admitted_at is not null)
+        and (n.id in (select made.id from made)) is true
+),
+made_waiting as (
+    insert into {schema}.parked (
+        id, version, epoch, rank, flags, attempt, start, life, timeout, gate, queue
+    )
+    select n.id, 1, 0, n.created_at + n.lead, n.flags, 0, 0, n.life, n.timeout, 8, n.queue
+    from given n
+    where n.queue is not null and n.admitted_at is null
+        and (n.id in (select made.id from made)) is true
 ),
 made_parked as (
     insert into {schema}.parked (
@@ -87,31 +103,35 @@ made_tags as (
 -- Gives the ids that were created. Only keys of executions that do not exist are taken, and only
 -- executions whose key was taken are created. `(… in …) is true` stays a hashed lookup, whatever
 -- joins the connection has switched off.
-with given as materialized (
+with admission as materialized (select false as stands),
+given as materialized (
     -- include: given_rows
 ),
 -- include: created_rows
 select made.id from made
 
 -- name: admitted_executions
--- The same with new executions that go through their quotas at once, if the quotas $38 still have
--- the versions $39; otherwise they wait in their lines. So they do if another session has a lock on a
+-- The same with new executions that go through their quotas at once, if the quotas $40 still have
+-- the versions $41; otherwise they wait in their lines. So they do if another session has a lock on a
 -- quota, or if a run waits in one of their lines: it may have come after the last look, and is not
 -- overtaken. The second column tells whether they went through.
 with locked as materialized (
     select q.name, q.version from {schema}.quota q
-    where q.name = any($38::text[])
+    where q.name = any($40::text[])
     order by q.name
     for no key update skip locked
 ),
-compared as materialized (
-    select count(*) = cardinality($38) and not exists (
-        select from (select distinct n from unnest($46::bigint[]) as u (n)) a
+admission as materialized (
+    select count(*) = cardinality($40) and not exists (
+        select from (
+            select distinct u.queue from unnest($38::bigint[], $39::bigint[]) as u (queue, admitted_at)
+            where u.admitted_at is not null
+        ) a
         cross join lateral (
-            select from {schema}.parked p where p.queue = a.n and p.gate = 8 limit 1
+            select from {schema}.parked p where p.queue = a.queue and p.gate = 8 limit 1
         ) w
     ) as stands
-    from unnest($38::text[], $39::bigint[]) as g (name, version)
+    from unnest($40::text[], $41::bigint[]) as g (name, version)
     join locked on locked.name = g.name and locked.version = g.version
 ),
 given as materialized (
@@ -121,33 +141,9 @@ given as materialized (
 ,
 counted as (
     update {schema}.quota set version = version + 1
-    where name = any($38) and (select compared.stands from compared)
-),
-limited as materialized (
-    select
-        a.id, a.rank, coalesce(a.flags, ($42::smallint[])[1]) as flags, a.life, a.timeout,
-        coalesce(a.route, ($45::integer[])[1]) as route, a.queue, a.admitted_rank
-    from unnest(
-        $40::uuid[], $41::bigint[], $42::smallint[], $43::bytea[], $44::bigint[], $45::integer[],
-        $46::bigint[], $47::bigint[]
-    ) as a (id, rank, flags, life, timeout, route, queue, admitted_rank)
-    where (a.id in (select made.id from made)) is true
-),
-made_admitted as (
-    insert into {schema}.ready (
-        id, version, epoch, rank, flags, attempt, start, life, route, timeout, held_until, queue
-    )
-    select a.id, 1, 0, a.admitted_rank, a.flags, 0, 0, a.life, a.route, a.timeout, 0, a.queue
-    from limited a where (select compared.stands from compared)
-),
-made_waiting as (
-    insert into {schema}.parked (
-        id, version, epoch, rank, flags, attempt, start, life, timeout, gate, queue
-    )
-    select a.id, 1, 0, a.rank, a.flags, 0, 0, a.life, a.timeout, 8, a.queue
-    from limited a where not (select compared.stands from compared)
+    where name = any($40) and (select admission.stands from admission)
 )
-select made.id, (select compared.stands from compared) from made
+select made.id, (select admission.stands from admission) from made
 
 -- name: known_executions
 -- For each submission that created nothing: the execution that was there, by a live key first. One

@@ -4,6 +4,7 @@ Columns are in the order of the tuples here. A column exists only if something a
 is in the document.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -63,12 +64,13 @@ def servable(lines: Iterable[Line], damaged: Collection[str]) -> list[Line]:
 
 
 def served_lines(
-    version: int, turn: int, picked: int, room: dict[int, int], moved: Sequence[int]
+    version: int, turn: int, room: dict[int, int], picked: Iterable[int], moved: Sequence[int]
 ) -> ServedLines:
-    """From the room there was in each line, and the lines of those that were moved."""
+    """From the room there was in each line, and the lines of those that were picked and moved."""
     for queue in moved:
         room[queue] -= 1
-    return ServedLines(version, turn, picked, len(moved), room)
+    left = Counter(picked) - Counter(moved)
+    return ServedLines(version, turn, len(moved), room, list(left))
 
 
 def ledger_row(ledger: Ledger) -> Row:

@@ -7,11 +7,12 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Active, Snapshot
 from flowfabric.core.flow.progress import DownstreamChange
+from flowfabric.store.queries import ChangedByEnds, ClaimCall
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.execution import StateTable
 from flowfabric.store.rows.wait import given_ids, writes_waits
-from flowfabric.store.sqlite.claim import refused_fences
+from flowfabric.store.sqlite.claim import claims_before_ready, refused_fences
 from flowfabric.store.sqlite.session import SqliteSession, id_bytes, keyed, plain
 from flowfabric.store.sqlite.waits import owners as waitpoint_owners
 from flowfabric.store.sqlite.waits import write as write_waits
@@ -54,7 +55,9 @@ def end(
     changes: Sequence[Change[object]],
     now: Millis,
     downstreams: Sequence[DownstreamChange] = (),
-) -> set[UUID]:
+    call: ClaimCall | None = None,
+) -> ChangedByEnds:
+    """`end` of the contract, and with a call `end_and_claim`."""
     decided = decided_of(changes)
     fences = [_fence(item) for item in decided]
     refused = {id for id, _, _ in refused_fences(session, fences, now)}
@@ -65,11 +68,32 @@ def end(
         _write_flows(session, ended)
     written = {item.uuid for item in ended}
     following = [
-        each.change
+        each
         for each in downstreams
         if written.issuperset(each.upstreams) and not _has_more_edges(session, each)
     ]
-    return written | (apply(session, following) if following else set())
+    return _go_on(session, following, written, now, call) if following else ChangedByEnds(written)
+
+
+def _go_on(
+    session: SqliteSession,
+    following: Sequence[DownstreamChange],
+    ended: set[UUID],
+    now: Millis,
+    call: ClaimCall | None,
+) -> ChangedByEnds:
+    """Writes downstreams that go on with endings; those that the call takes become its leases."""
+    claims = [each.claimed for each in following if each.claimed is not None]
+    taken = claims_before_ready(session, claims, call, now) if call is not None else []
+    ids = {item.uuid for item in decided_of(taken)}
+    released = [each.change for each in following]
+    others = [item.change for item in decided_of(released) if item.uuid not in ids]
+    written = apply(session, [*taken, *others])
+    if call is None or not ids:
+        return ChangedByEnds(ended | written)
+    rows = session.among("claimed_payloads", [uuid.bytes for uuid in ids], call.id.bytes)
+    claimed = {UUID(bytes=id): payload for id, payload in rows}
+    return ChangedByEnds(ended | written, claimed=claimed)
 
 
 def apply(session: SqliteSession, changes: Sequence[Change[object]]) -> set[UUID]:

@@ -11,6 +11,7 @@ from uuid import UUID
 from msgspec.json import encode
 
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Active, Flags, Head, Lease, Route, Snapshot, Start
 from flowfabric.core.execution.routing import satisfies
 from flowfabric.store.queries import (
@@ -64,6 +65,27 @@ def claim_all(session: SqliteSession, calls: Sequence[ClaimCall], now: Millis) -
     for call, taken in fresh.values():
         found[call.id.int].append(taken)
     return list(found.values())
+
+
+def claims_before_ready(
+    session: SqliteSession, claims: Sequence[Change[object]], call: ClaimCall, now: Millis
+) -> list[Change[object]]:
+    """Those of these claims, of executions that are not ready yet, that the call would make before
+    it takes anything that is."""
+    session.learn_routes()
+    search = _Search([call], now, lane_gates(session, call.lanes))
+    routes = {session.names.routes[number] for number in _open_routes(session, search)[0]}
+    if not routes or any(door.drains or door.room is not None for door in search.closed.values()):
+        return []
+    best = [(row[7], row[0]) for row in _choose(session, search)]
+    after = [each.after for each in claims]
+    return [
+        claim
+        for claim, each in zip(claims, after, strict=True)
+        if each is not None
+        and each.execution.route in routes
+        and all((each.head.rank, each.execution.uuid.bytes) < place for place in best)
+    ]
 
 
 def renew(session: SqliteSession, renewals: Sequence[Renewal], now: Millis) -> dict[UUID, Millis]:

@@ -57,6 +57,12 @@ limit :limit
 -- name: any_suspect
 select 1 from ready indexed by ready_suspect where flags & 64 <> 0 limit 1
 
+-- name: claimed_payloads
+-- Of what a call with this id took.
+select l.id, e.payload
+from lease as l cross join execution as e on e.id = l.id
+where l.claim = ? and l.id in (?)
+
 -- name: leases_by_route
 -- How many run of these routes. Leases are few: all are looked at.
 select route, count(*) from lease

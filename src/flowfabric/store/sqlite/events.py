@@ -18,8 +18,7 @@ WINDOW = 10_000
 
 def events(session: SqliteSession, query: EventQuery) -> EventPage:
     if query.after == NEWEST:
-        newest = session.row("last_event")
-        return EventPage((), 0 if newest is None else int(newest[0]))
+        return EventPage((), _last_event(session))
     values = _filter(session, query)
     one = query.uuid is not None
     found = session.rows(_EVENTS[one], values)
@@ -27,7 +26,15 @@ def events(session: SqliteSession, query: EventQuery) -> EventPage:
     if len(found) == query.limit and found:
         return EventPage(read, found[-1][0])
     row = session.row(_LAST[one], values)
-    return EventPage(read, query.after if row is None or row[0] is None else row[0])
+    if row is not None and row[0] is not None:
+        return EventPage(read, row[0])
+    return EventPage(read, query.after if one else max(query.after, _last_event(session)))
+
+
+def _last_event(session: SqliteSession) -> int:
+    """The number of the last event that was written, also if it was deleted since."""
+    row = session.row("last_event")
+    return 0 if row is None else int(row[0])
 
 
 def forgotten_event(session: SqliteSession) -> int:

@@ -1,6 +1,6 @@
 """Quotas, the queues before them, and letting work through."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from uuid import UUID
 
@@ -28,6 +28,8 @@ from flowfabric.store.contract import MAX_BATCH
 from flowfabric.store.queries import (
     Crowd,
     LinesRequest,
+    MovedByRelease,
+    OtherVersion,
     QueueCount,
     QuotaViewRequest,
     ServedLines,
@@ -71,7 +73,7 @@ def quota_view(session: SqliteSession, ask: QuotaViewRequest) -> QuotaView:
     )
 
 
-def release(session: SqliteSession, release: Release) -> set[UUID] | None:
+def release(session: SqliteSession, release: Release) -> MovedByRelease | None:
     """The writer is alone, so comparing the versions is enough."""
     versions = list(release.versions.items())
     if versions and session.given("quota_versions", versions).fetchall():
@@ -85,15 +87,18 @@ def release(session: SqliteSession, release: Release) -> set[UUID] | None:
     session.each("forgotten_admissions", release.forget.items())
     admissions = [(*noted, count) for noted, count in release.admissions.items()]
     session.insert("new_admissions", admissions)
-    return {read_uuid(id) for id, _ in moved}
+    return MovedByRelease(read_uuid(id) for id, _ in moved)
 
 
-def serve(session: SqliteSession, ask: LinesRequest) -> ServedLines | None:
+def serve(session: SqliteSession, ask: LinesRequest) -> ServedLines | OtherVersion | None:
     """The writer is alone, so the rule can decide here."""
     quota = _keys_only(session, ask.quota)
     if quota is None:
         return None
-    room, lines = _open_lines(session, ask, quota.concurrency_per_key or 0)
+    if ask.version not in (None, quota.version):
+        return OtherVersion()
+    room = _room(session, ask, quota.concurrency_per_key or 0)
+    lines = _open_lines(session, ask, room)
     names = {"names": encode([ask.quota]).decode()}
     served = dict(session.rows("latest_turns", names))
     turn = latest_turn(quota, served.get(ask.quota))
@@ -103,8 +108,8 @@ def serve(session: SqliteSession, ask: LinesRequest) -> ServedLines | None:
         turn = decided.turn
         session.execute("served_queues", (turn, ask.quota, decided.queue))
     session.execute("counted_quotas", names)
-    picked = sum([len(line.waiting) for line in lines])
-    return served_lines(quota.version + 1, turn, picked, room, [queue for _, queue in moved])
+    picked = [line.queue for line in lines for _ in line.waiting]
+    return served_lines(quota.version + 1, turn, room, picked, [queue for _, queue in moved])
 
 
 def take_starts_back(session: SqliteSession, starts: Sequence[StartsBack]) -> None:
@@ -179,24 +184,36 @@ def _keys_only(session: SqliteSession, name: str) -> Quota | None:
     return quota if quota is not None and quota.only_keys else None
 
 
+def _room(session: SqliteSession, ask: LinesRequest, cap: int) -> dict[int, int]:
+    """The free slots of each line, counted if the request does not say them (`ServedLines.room`); a
+    line without a row has none."""
+    room = {queue: free for queue, free in ask.lines.items() if free is not None}
+    if unknown := [queue for queue, free in ask.lines.items() if free is None]:
+        values = {"quota": ask.quota, "queues": encode(unknown).decode()}
+        for queue, held in session.rows("held_by_line", values):
+            room[queue] = cap - held
+    return room
+
+
 def _open_lines(
-    session: SqliteSession, ask: LinesRequest, cap: int
-) -> tuple[dict[int, int], list[OpenLine]]:
-    """The room of each line, and the lines with candidates for it."""
-    values = {"quota": ask.quota, "queues": encode(ask.queues).decode(), "cap": cap}
-    room: dict[int, int] = {}
+    session: SqliteSession, ask: LinesRequest, room: Mapping[int, int]
+) -> list[OpenLine]:
+    """The lines with room, each with as many candidates as there are for it."""
+    open = {queue: free for queue, free in room.items() if free > 0}
+    if not open:
+        return []
+    values = {
+        "quota": ask.quota,
+        "queues": encode(list(open)).decode(),
+        "most": max(open.values()),
+        **_shut(session, ask),
+    }
     lines: dict[int, tuple[int, list[tuple[int, bytes]]]] = {}
-    for queue, turn, held, rank, id in session.rows(
-        "lines_with_room", {**values, **_shut(session, ask)}
-    ):
-        left = room.get(queue)
-        if left is None:
-            left = room[queue] = max(0, cap - held)
-            lines[queue] = turn, []
-        waiting = lines[queue][1]
-        if id is not None and len(waiting) < left:
+    for queue, turn, rank, id in session.rows("first_of_lines", values):
+        _, waiting = lines.setdefault(queue, (turn, []))
+        if len(waiting) < open[queue]:
             waiting.append((rank, id))
-    return room, [OpenLine(queue, *line) for queue, line in lines.items() if line[1]]
+    return [OpenLine(queue, *line) for queue, line in lines.items()]
 
 
 def _shut(session: SqliteSession, ask: QuotaViewRequest | LinesRequest) -> dict[str, str | None]:

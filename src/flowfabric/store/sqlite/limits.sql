@@ -35,30 +35,31 @@ cross join queue as q on q.quota = :quota and q.id = wanted.id
 where exists (
     -- include: waiting_line
 
--- name: lines_with_room
--- Of these queues, of a quota that limits the concurrency of each key to :cap and nothing else: how
--- many slots of its key are held, and the best :cap of each that has a free one.
-with counted as materialized (
-    select q.id, q.turn, (
-        select sum(
-            (select count(*) from ready where queue = s.id)
-            + (select count(*) from lease where queue = s.id)
-        )
-        from queue as s indexed by queue_key where s.quota = q.quota and s.key = q.key
-    ) as held
-    from json_each(:queues) as wanted
-    cross join queue as q on q.quota = :quota and q.id = wanted.value
+-- name: held_by_line
+-- Of these queues of a quota, how many slots of its key are held, in all its lines.
+select q.id, (
+    select sum(
+        (select count(*) from ready where queue = s.id)
+        + (select count(*) from lease where queue = s.id)
+    )
+    from queue as s indexed by queue_key where s.quota = q.quota and s.key = q.key
 )
-select c.id, c.turn, c.held, p.rank, p.id
-from counted as c
-left join parked as p on c.held < :cap and p.id in (
+from json_each(:queues) as wanted
+cross join queue as q on q.quota = :quota and q.id = wanted.value
+
+-- name: first_of_lines
+-- The best :most of each of these queues.
+select q.id, q.turn, p.rank, p.id
+from json_each(:queues) as wanted
+cross join queue as q on q.quota = :quota and q.id = wanted.value
+cross join parked as p on p.id in (
     select p.id from parked as p
-    where p.queue = c.id and p.gate = 8
+    where p.queue = q.id and p.gate = 8
         -- include: can_be_taken
     order by p.rank, p.id
-    limit :cap
+    limit :most
 )
-order by c.id, p.rank, p.id
+order by q.id, p.rank, p.id
 
 -- name: line_candidates
 select p.id, p.version, p.rank, p.start from parked as p

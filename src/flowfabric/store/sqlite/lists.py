@@ -63,7 +63,9 @@ _LISTED = {False: "listed_executions", True: "listed_executions_newest_first"}
 _WINDOW_END = {False: "window_end", True: "window_end_newest_first"}
 
 
-def page(session: SqliteSession, query: Query) -> Page:
+def page(session: SqliteSession, query: Query | MembersOf) -> Page:
+    if isinstance(query, MembersOf):
+        return _members(session, query)
     values = _filter(session, query)
     found = session.rows(_LISTED[query.newest_first], values)
     keys = found[: query.limit]
@@ -91,16 +93,27 @@ def snapshots(session: SqliteSession, query: SnapshotQuery) -> list[Snapshot]:
             at, last = (MAX_MILLIS + 1, b"") if before is None else (before[0], before[1].bytes)
             values = {"since": earliest, "at": at, "id": last, "limit": limit}
             ids = [id for (id,) in session.rows("failed_executions", values)]
-        case MembersOf(flow, cursor, limit, living):
-            name = "living_members" if living else "members"
-            first = b"" if cursor is None else cursor.bytes
-            page = {"flow": flow.bytes, "after": first, "limit": limit}
-            ids = [id for (id,) in session.rows(name, page)]
+        case MembersOf():
+            ids = _member_ids(session, query)
         case ByPartition(lanes, cursor, limit):
             first = b"" if cursor is None else cursor.bytes
             page = {"lanes": json.dumps(lanes), "after": first, "limit": limit}
             ids = [id for (id,) in session.rows("executions_by_partition", page)]
     return readable_snapshots(session, ids)
+
+
+def _members(session: SqliteSession, query: MembersOf) -> Page:
+    damaged: list[UUID] = []
+    ids = _member_ids(session, query)
+    items = readable_snapshots(session, ids, lambda row: damaged.append(read_uuid(row[0])))
+    return Page(tuple(items), None, tuple(damaged))
+
+
+def _member_ids(session: SqliteSession, query: MembersOf) -> list[bytes]:
+    name = "living_members" if query.living else "members"
+    first = b"" if query.after is None else query.after.bytes
+    page = {"flow": query.flow.bytes, "after": first, "limit": query.limit}
+    return [id for (id,) in session.rows(name, page)]
 
 
 def counts(

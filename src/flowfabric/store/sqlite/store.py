@@ -134,6 +134,7 @@ class SqliteStore:
     claim_all = _writing(claims.claim_all)
     renew = _batched(claims.renew, urgent=True)
     end = _batched(changes.end)
+    end_and_claim = _batched(changes.end)
     write_progress = _batched(claims.write_progress)
     apply = _batched(changes.apply)
 

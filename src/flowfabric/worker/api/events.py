@@ -1,5 +1,6 @@
 """`fabric.events` and `fabric.subscriptions`: what happens, as it happens."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
@@ -8,7 +9,12 @@ from msgspec import Struct
 
 from flowfabric.core.base.time import optional_datetime, parse_span, to_datetime
 from flowfabric.core.execution.event import Family
-from flowfabric.core.execution.event_filter import check_filter, encode_cursor, parse_handled
+from flowfabric.core.execution.event_filter import (
+    EventFilter,
+    check_filter,
+    encode_cursor,
+    parse_handled,
+)
 from flowfabric.core.execution.event_views import EventView, GapView, gap_view, view
 from flowfabric.core.execution.subscription import HeldElsewhere, Subscription
 from flowfabric.worker.api.blocking import Block, blocking
@@ -49,7 +55,7 @@ class EventsApi:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    async def events(
+    def events(
         self,
         cursor: str = "",
         *,
@@ -57,12 +63,31 @@ class EventsApi:
         families: Iterable[Family | str] = (),
         tag: Tag | None = None,
     ) -> AsyncGenerator[EventView | GapView, None]:
-        """Events as they happen, after a cursor or, without one, from now on: those of a namespace,
-        of these families (none: all), of runs with a tag. Continue later with the `cursor` of the
-        last one. A GapView says that events were deleted before they were read."""
+        """Events as they happen, after a cursor or, without one, from this call on: those of a
+        namespace, of these families (none: all), of runs with a tag. Continue later with the
+        `cursor` of the last one. A GapView says that events were deleted before they were read."""
         wanted = check_filter(namespace, families, None if tag is None else one_tag(tag))
+        return self._events(wanted, cursor, self._begin(cursor))
+
+    def _begin(self, cursor: str) -> "asyncio.Task[int] | None":
+        """The position of the cursor, requested at once where a loop runs, so that what happens
+        before the first iteration is not missed."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return None
+        begin = loop.create_task(self._position(cursor))
+        begin.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return begin
+
+    async def _position(self, cursor: str) -> int:
+        return await (await self._client.engine()).events.position(cursor)
+
+    async def _events(
+        self, wanted: EventFilter, cursor: str, begin: "asyncio.Task[int] | None"
+    ) -> AsyncGenerator[EventView | GapView, None]:
+        after = await (begin or self._position(cursor))
         engine = await self._client.engine()
-        after = await engine.events.position(cursor)
         async for batch in engine.events.follow(wanted, after=after):
             if batch.gap is not None:
                 yield gap_view(batch.gap)

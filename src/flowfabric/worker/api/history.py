@@ -27,7 +27,8 @@ from flowfabric.worker.api.described import number_of_attempt
 class RunAttempt(Struct, frozen=True, kw_only=True):
     """One attempt of a run. `number` counts from 1; `previous` is the number of the one that it
     retries, takes over or replays. `outcome` is `started` while it runs, `type` says how it began,
-    `result` is the encoded value that the task returned."""
+    `result` is the encoded value that the task returned. `suspended_at` is when it last gave up its
+    worker (to wait, or because the worker stopped), `resumed_at` when a worker continued it."""
 
     number: int
     type: Start
@@ -37,6 +38,8 @@ class RunAttempt(Struct, frozen=True, kw_only=True):
     epoch: int
     started_at: datetime | None
     ended_at: datetime | None
+    suspended_at: datetime | None
+    resumed_at: datetime | None
     previous: int | None
     failure: Failure | None
     result: bytes | None
@@ -114,6 +117,8 @@ def run_attempt(attempt: Attempt) -> RunAttempt:
         epoch=attempt.epoch,
         started_at=optional_datetime(attempt.started_at),
         ended_at=optional_datetime(attempt.ended_at),
+        suspended_at=optional_datetime(attempt.suspended_at),
+        resumed_at=optional_datetime(attempt.resumed_at),
         previous=number_of_attempt(attempt.previous),
         failure=attempt.failure,
         result=attempt.result,

@@ -76,6 +76,7 @@ class Journal:
         self._tries: dict[tuple[str, int], dict[int, Recorded]] = {}
         first = self._claim.lease.start is Start.INITIAL and not life.seeded
         self._loaded = first and not again
+        self._claimed = None if again else self._claim.steps
         self._loading = SharedRead()
         self.patches = Patches()
 
@@ -244,8 +245,12 @@ class Journal:
         raise self.branches.refused
 
     async def load(self) -> None:
-        """Reads what earlier calls of the handler have recorded, once."""
-        await self._loading.when(lambda: not self._loaded, self._read)
+        """Learns what earlier calls of the handler have recorded, once: the claim may have brought
+        it."""
+        if self._claimed is None:
+            await self._loading.when(lambda: not self._loaded, self._read)
+        elif not self._loaded:
+            self._learn(self._claimed)
 
     async def _read(self) -> None:
         self._learn(

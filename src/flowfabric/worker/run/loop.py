@@ -6,8 +6,8 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
@@ -41,6 +41,7 @@ from flowfabric.worker.run.outcome import handing_back
 from flowfabric.worker.run.probation import ProbationWard, is_suspect
 from flowfabric.worker.run.processes import Processes
 from flowfabric.worker.run.registration import PresenceKeeper
+from flowfabric.worker.run.slot_follower import SlotFollower
 from flowfabric.worker.run.slot_returns import SlotReturns
 from flowfabric.worker.run.slots import Slots
 from flowfabric.worker.run.threads import Threads
@@ -128,10 +129,11 @@ class Worker:
         registry = PresenceKeeper(self.engine, self.presence, lambda: len(self.active))
         registry.start()
         try:
-            with rare_collections(), self.engine.watched_by(self._returns):
+            with rare_collections(), self._hearing_of_commits(runtime.executor):
                 await self._claimer.run(partial(self._claim, runtime.executor))
                 await self._drain()
         finally:
+            self._stopping.set()  # what a commit under way claims for a cancelled worker goes back
             self.engine.code_gate.leave(self.identity)
             await self._hand_back()
             with suppress(TimeoutError):
@@ -231,6 +233,31 @@ class Worker:
         return await self._claimer.claim(partial(self._launch, executor))
 
     # -- running
+
+    @contextmanager
+    def _hearing_of_commits(self, executor: Executor) -> Iterator[None]:
+        """Slots are free at the commit of an ending, or given to the run that follows."""
+        options, context = self._claimer.options, copy_context()
+        follower = SlotFollower(
+            self._newest,
+            self._slots,
+            self._returns,
+            self._ward,
+            stopping=self._stopping,
+            # A run has the context of its worker, however it was claimed.
+            launch=lambda claim, now: context.run(self._launch, executor, claim, now),
+        )
+        following = self.engine.followed_by(
+            follower,
+            self.identity,
+            lanes=options.lanes,
+            capabilities=options.capabilities,
+            kinds=frozenset(self._tasks),
+            ttl=options.ttl,
+            namespace=options.namespace,
+        )
+        with self.engine.watched_by(self._returns), following:
+            yield
 
     def _launch(self, executor: Executor, claim: Claim, now: Millis) -> None:
         lease, handler = claim.lease, _handler(self._tasks, claim)

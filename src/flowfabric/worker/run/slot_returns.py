@@ -33,13 +33,21 @@ class SlotReturns:
         that fills them is on its way while other handlers run."""
         for uuid in commit.unleased:
             active = self._newest.get(uuid)
-            if active is not None and active.reporting and self._is_over(active):
+            if active is not None and active.reporting and self.is_over(active):
                 self.free(active)
 
     def free(self, active: ActiveRun) -> None:
         if active.has_slot:
             active.has_slot = False
             self._slots.give(active.claim.kind)
+            self._freed.set()
+
+    def pass_on(self, active: ActiveRun, next: str) -> None:
+        """As `free`, where a run of the `next` kind takes the slot at once. Another run of a task
+        with a limit of its own may still begin then, in another slot."""
+        kind, active.has_slot = active.claim.kind, False
+        self._slots.give(kind)
+        if next != kind and self._slots.limits(kind):
             self._freed.set()
 
     def free_after_thread(self, active: ActiveRun) -> None:
@@ -52,7 +60,7 @@ class SlotReturns:
         with suppress(RuntimeError):  # the loop is closed: the slot is not needed
             loop.call_soon_threadsafe(self.free, active)
 
-    def _is_over(self, active: ActiveRun) -> bool:
+    def is_over(self, active: ActiveRun) -> bool:
         """Whether nothing is left to do for a run whose end is durable."""
         busy = active.lingers or self._hooks.has_listeners(active.handler)
         return not busy and not is_suspect(active.claim)

@@ -40,6 +40,15 @@ class Slots:
         self._taken[kind] -= 1
         self._all -= 1
 
+    def can_pass(self, kind: str, next: str) -> bool:
+        """Whether a run of the `next` kind can have the slot of one of this kind."""
+        return next in self._tasks and (kind == next or not self.limits(next))
+
+    def limits(self, kind: str) -> bool:
+        """Whether more than the slots of the worker limits how many runs of a kind there are."""
+        task = self._tasks.get(kind)
+        return task is not None and _is_limited(task)
+
     def requests(self) -> Iterator[ClaimRequest]:
         """The claims to make, one after the other: each sees the slots the one before has left."""
         if not self._some_limited():
@@ -84,10 +93,7 @@ class Slots:
 
     def _some_limited(self) -> bool:
         """Whether there is a task that the slots of the worker alone do not limit."""
-        for task in self._tasks.values():
-            if task.options.worker_concurrency is not None or task.mode is Mode.PROCESS:
-                return True
-        return False
+        return any([_is_limited(task) for task in self._tasks.values()])
 
     def _left_of(self, task: Task[Any, Any], processes: int) -> int:
         limit = task.options.worker_concurrency
@@ -102,3 +108,8 @@ class Slots:
             if name in tasks and tasks[name].mode is Mode.PROCESS
         )
         return self._processes - used
+
+
+def _is_limited(task: Task[Any, Any]) -> bool:
+    """Whether more than the slots of the worker limits how many of its runs there are."""
+    return task.options.worker_concurrency is not None or task.mode is Mode.PROCESS
