@@ -1,8 +1,10 @@
 """Real processes: killed, stopped, stalled, crashed. Nothing is lost and nothing counts twice."""
 
 import asyncio
+import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
@@ -35,6 +37,7 @@ class Street:
     def __init__(self, fabric: Fabric, url: str, place: Path) -> None:
         self.fabric = fabric
         self.shop = Shop(fabric, place)
+        self._url = url
         self._env = {**os.environ, "FLOWFABRIC_URL": url, "SHOP": str(place)}
         self._workers: list[subprocess.Popen[bytes]] = []
 
@@ -69,6 +72,28 @@ class Street:
             while (await run.describe()).epoch == 1 and await run.state() is PublicState.ACTIVE:
                 await engine.sweep.once()
                 await asyncio.sleep(0.05)
+
+    async def freeze(self, worker: subprocess.Popen[bytes]) -> None:
+        """Stops a process, but not within a write on SQLite: as long as it slept, no other process
+        could write."""
+        while True:
+            worker.send_signal(signal.SIGSTOP)
+            os.waitpid(worker.pid, os.WUNTRACED)
+            if not self._locked():
+                return
+            worker.send_signal(signal.SIGCONT)
+            await asyncio.sleep(0.005)
+
+    def _locked(self) -> bool:
+        path = self._url.removeprefix("sqlite:///")
+        if path == self._url:
+            return False
+        with contextlib.closing(sqlite3.connect(path, timeout=1, isolation_level=None)) as file:
+            try:
+                file.execute("begin immediate")
+            except sqlite3.OperationalError:
+                return True
+        return False
 
     async def registered(self, instance: str) -> None:
         engine = await self.fabric.engine()
@@ -204,7 +229,7 @@ async def test_a_worker_that_wakes_after_its_lease_changes_nothing(street: Stree
     sleeper = await street.worker(ttl=BRIEF)
     run = await street.submit("stale")
     await street.told("begun 1")
-    sleeper.send_signal(signal.SIGSTOP)
+    await street.freeze(sleeper)
     other = await street.worker()
     await street.reclaimed(run)
     assert await run.result(60) == other.pid
