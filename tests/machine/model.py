@@ -82,6 +82,10 @@ class Life(Sleeper):
         if (parked or self.stage is Stage.WAITING) and self.start != "continue":
             raise Refused("NotResumed")
         self._must_be(Stage.WAITING, "NotLeaseable")
+        if self.held_for == worker and self.held_until < now:
+            self.held_for, self.held_until = None, 0
+            self._moved()
+            raise Refused("GrantExpired")
         return self._redeem(worker, lease_id, ttl, now)
 
     def operator_takes(self, lease_id: UUID, ttl: int, now: int) -> Answers:

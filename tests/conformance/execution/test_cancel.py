@@ -29,6 +29,7 @@ from flowfabric.core.execution.lease import AlreadySatisfied, Owner
 from flowfabric.core.execution.model import AttemptOutcome, Outcome, Source
 from flowfabric.core.execution.operator import Cancelled
 from flowfabric.core.execution.status import PublicState
+from flowfabric.engine.execution.attempts import FencedExecution
 from tests.kit import situations
 from tests.kit.lab import TTL, W1, W2, Lab
 from tests.kit.situations import ENDED, LIVING, completions, is_legal, load, missing_ids, suspend
@@ -266,6 +267,24 @@ async def test_a_worker_cancels_what_it_owns_and_may_say_so_twice(lab: Lab, form
     assert (seen.state, seen.cancelled_by) == (PublicState.CANCELLED, "lease_holder")
     assert await completions(lab, claim.id) == [Outcome.CANCELLED]
     assert await released(lab, claim.id) == 1
+
+
+async def test_only_the_last_owner_may_cancel_what_was_cancelled(lab: Lab) -> None:
+    """§3.18, INV-3: a cancel by handle passes the gate; D-6 is about the cancel of an operator"""
+    first = await lab.running()
+    await lab.lose(first)
+    last = await lab.claim_one(W2)
+    await cancel(lab, last.id)
+    before = await load(lab, last.id)
+    for owned in (first, lab.engine.attempts.seal(first)):
+        with pytest.raises(NotActive) as caught:
+            await lab.engine.attempts.cancel(owned, "late")
+        assert (caught.value.phase, caught.value.outcome) == ("terminal", "cancelled")
+        assert (caught.value.epoch, caught.value.attempt_id) == (2, last.attempt_id)
+    assert await lab.engine.attempts.cancel(last, "late") == Cancelled(last.id)
+    override = FencedExecution(last.id, Owner(source=Source.OPERATOR))
+    assert await lab.engine.attempts.cancel(override, "again") == Cancelled(last.id)
+    assert await load(lab, last.id) == before
 
 
 async def test_a_worker_finds_out_that_it_was_cancelled(lab: Lab) -> None:

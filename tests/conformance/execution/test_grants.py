@@ -460,7 +460,7 @@ async def test_the_phase_is_asked_first_then_the_attempt_then_the_eligibility(la
 
 
 async def test_continuing_takes_a_grant_of_this_worker_that_lives(lab: Lab) -> None:
-    """§3.9, checks 5 and 6"""
+    """§3.9, checks 5 and 6: a grant that has expired is deleted"""
     id = await waiting_again(lab)
     for resume in (lab.engine.grants.claim_resumed, lab.engine.grants.try_resume):
         with pytest.raises(InvalidGrant):
@@ -469,8 +469,14 @@ async def test_continuing_takes_a_grant_of_this_worker_that_lives(lab: Lab) -> N
     with pytest.raises(InvalidGrant):
         await lab.engine.grants.claim_resumed(id, W2)
     lab.clock.advance(GRANT + 1)
-    with pytest.raises(GrantExpired):
-        await lab.engine.grants.claim_resumed(id, W1)
+    for resume in (lab.engine.grants.claim_resumed, lab.engine.grants.try_resume):
+        await lab.engine.grants.issue(id, "w1", ttl=GRANT)
+        lab.clock.advance(GRANT + 1)
+        with pytest.raises(GrantExpired):
+            await resume(id, W1)
+        with pytest.raises(InvalidGrant):
+            await resume(id, W1)
+    assert await hold_of(lab, id) is None
     with pytest.raises(NotFound):
         await lab.engine.grants.claim_resumed(MISSING, W1)
 

@@ -24,7 +24,7 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.change import Change, unchanged
+from flowfabric.core.execution.change import Change, refused, unchanged
 from flowfabric.core.execution.granted import (
     NO_NOTES,
     Grant,
@@ -124,7 +124,7 @@ def claim_granted(
 
 def claim_resumed(snapshot: Snapshot | None, now: Millis, taking: Taking) -> "Change[Snapshot]":
     """Redeems a grant on an interrupted attempt: the same attempt continues under a new lease. A
-    repeat by the same caller gets the same lease."""
+    repeat by the same caller gets the same lease. A grant that has expired is deleted."""
     snapshot = present(snapshot)
     if _own_lease(snapshot, now, taking) is not None:
         return unchanged(snapshot)
@@ -135,7 +135,12 @@ def claim_resumed(snapshot: Snapshot | None, now: Millis, taking: Taking) -> "Ch
             raise NotResumed(f"{snapshot.run} has no interrupted attempt to continue")
         case _:  # also if a worker holds it: its claim has used the grant
             raise NotLeaseable(f"{snapshot.run} does not wait for a worker")
-    _check_grant(snapshot, now, ready.hold, taking)
+    try:
+        _check_grant(snapshot, now, ready.hold, taking)
+    except GrantExpired as expired:
+        life = replace(snapshot.life, grant=None)
+        after = snapshot.to(replace(ready, hold=None), life=life)
+        return refused(Change(None, snapshot, after), expired)
     return take(snapshot, now, ready.next, taking)
 
 

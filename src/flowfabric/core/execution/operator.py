@@ -139,11 +139,13 @@ def cancel_owned(
     snapshot: Snapshot | None, now: Millis, owner: Owner, reason: str
 ) -> "Change[CancelAnswer]":
     """A worker cancels the execution it owns: it needs the whole fence, like every owner
-    operation."""
+    operation. Its last owner may repeat the call, or come after another cancel."""
     snapshot = present(snapshot)
-    required_fence(owner)
+    fence = required_fence(owner)
     if isinstance(snapshot.state, Ended) and snapshot.state.outcome is Outcome.CANCELLED:
-        return unchanged(CancelAnswer(snapshot.execution.id))
+        last = (snapshot.head.epoch, snapshot.attempt_id)
+        if fence is None or (fence.epoch, fence.attempt_id) == last:
+            return unchanged(CancelAnswer(snapshot.execution.id))
     lease = enter(snapshot, now, owner)
     return lease if isinstance(lease, Change) else cancel(snapshot, now, owner, reason, force=True)
 
