@@ -4,12 +4,14 @@ Worker, server and command line use nothing else. The rules are in `core`, the r
 the engine batches, sweeps, and does what follows a commit.
 """
 
+import asyncio
 import random
 import secrets
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from flowfabric.core.base.numbers import Seconds, check_seconds
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.engine.access.audit import Audit
@@ -47,6 +49,12 @@ from flowfabric.engine.limit.lanes import Lanes
 from flowfabric.engine.limit.quotas import Quotas
 from flowfabric.engine.limit.releases import Releases
 from flowfabric.engine.limit.sweep import LimitSweep
+from flowfabric.engine.service_calls import (
+    Capabilities,
+    PrepareApplied,
+    PrepareNoOp,
+    capabilities_of,
+)
 from flowfabric.engine.sweep import Sweep, Swept
 from flowfabric.engine.wait.keys import Keys, Ring
 from flowfabric.engine.wait.signals import Signals
@@ -219,6 +227,25 @@ class Engine:
         """What may make a claim find more than the last one did."""
         return hinted_by(self.store)
 
+    async def ping(self) -> None:
+        """Raises `Unavailable` if the store does not answer."""
+        await self.lanes.get("default")  # the cheapest read
+
+    async def capabilities(self) -> Capabilities:
+        """Who answers, and which operations exist."""
+        return capabilities_of(self.store.name)
+
+    async def prepare(self) -> PrepareApplied | PrepareNoOp:
+        """Gives the database what it needs once: its schema, and the first key that signs waitpoint
+        tokens. Any process may repeat it."""
+        applied = []
+        if self.schema_version is None:
+            self.schema_version = await self.store.migrate()
+            applied.append(f"schema version {self.schema_version}")
+        if await self.keys.prepare():
+            applied.append("the first key for waitpoint tokens")
+        return PrepareApplied(" and ".join(applied)) if applied else PrepareNoOp()
+
     async def settle(self) -> None:
         """Waits until everything that can become ready now is ready."""
         await self.inbox.admit()
@@ -229,8 +256,23 @@ class Engine:
         """A random number in [0, 1), from the source that spreads retries."""
         return self._context.jitter.random()
 
+    async def shutdown_prepare(self, grace: Seconds | None = None) -> bool:
+        """Stops the sweep and the readers of events and output, and finishes what was asked for.
+        False if that takes longer than `grace` seconds: then the rest is left to `close`."""
+        seconds = None if grace is None else check_seconds(grace, "grace")
+        try:
+            async with asyncio.timeout(seconds):
+                await self._finish()
+        except TimeoutError:
+            return False
+        return True
+
     async def close(self) -> None:
         """Stops the sweep, finishes what was asked for, closes the store."""
+        await self._finish()
+        await self.store.close()
+
+    async def _finish(self) -> None:
         await self.sweep.stop()
         await self.streams.close()
         await self.events.close()
@@ -245,4 +287,3 @@ class Engine:
         await self._context.inbox.drain()
         await self._context.watcher.close()
         await self._context.flow_watcher.close()
-        await self.store.close()

@@ -51,6 +51,7 @@ from flowfabric.engine.execution.events import Patience
 from flowfabric.engine.execution.follow_ons import FollowOnWorker
 from flowfabric.engine.execution.views import Views
 from flowfabric.engine.flow.flows import Declared
+from flowfabric.engine.service_calls import Capabilities, PrepareApplied, PrepareNoOp
 from flowfabric.engine.wait.suspensions import MadeWaitpoint
 from flowfabric.remote.client import RemoteClient
 from flowfabric.remote.connection import AnswerLost, Connection
@@ -507,6 +508,16 @@ class RemoteEngine:
 
     async def settle(self) -> None:
         await self._client.call("engine.settle", (), {})
+
+    async def ping(self) -> None:
+        await self._client.call("engine.ping", (), {})
+
+    async def capabilities(self) -> Capabilities:
+        return cast(Capabilities, await self._client.call("engine.capabilities", (), {}))
+
+    async def prepare(self) -> PrepareApplied | PrepareNoOp:
+        answer = await self._client.call("engine.prepare", (), {})
+        return cast("PrepareApplied | PrepareNoOp", answer)
 
     @property
     def store(self) -> NoReturn:

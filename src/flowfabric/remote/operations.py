@@ -230,6 +230,8 @@ _TABLE: list[list[Operation]] = [
     _operations("claims", "read", "held_by"),
     _operations("code_gate", "work", "release_to", worker=_VALUE),
     _operations("engine", "work", "settle"),
+    _operations("engine", _READ, "ping capabilities"),
+    _operations("engine", "admin", "prepare"),
     _operations(
         "attempts",
         "work",

@@ -19,8 +19,6 @@ from flowfabric.server.wire import respond
 
 log = logging.getLogger("flowfabric.server")
 
-_PING = "default"
-
 
 class Health(Struct):
     status: str
@@ -76,7 +74,7 @@ async def readyz(request: Request[Any, Any, Any]) -> Response[Readiness]:
 
 async def _answers(engine: Engine) -> bool:
     try:
-        await engine.lanes.get(_PING)  # the cheapest read
+        await engine.ping()
     except FlowFabricError as error:
         log.warning("a probe found that the store does not answer: %s", error)
         return False

@@ -1,12 +1,10 @@
 """The whole at a glance: counts, failures, what waits for people, what this server can do."""
 
 import asyncio
-from importlib.metadata import version
 from typing import Annotated, Any
 
 from litestar import Request, Response, get
 from litestar.params import FromQuery, QueryParameter
-from msgspec import Struct
 
 from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.ids import ExecutionId
@@ -15,6 +13,7 @@ from flowfabric.core.wait.waitpoint import OpenWaitpoint
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import MAX_EXPIRED_PAGE
 from flowfabric.engine.execution.views import Failures
+from flowfabric.engine.service_calls import Capabilities
 from flowfabric.engine.wait.suspensions import SuspendedExecution
 from flowfabric.server.access import caller_of, needs
 from flowfabric.server.context import context_of, engine_of
@@ -34,59 +33,11 @@ from flowfabric.store.queries import Counts, ExpiredLease
 MOMENT_DIGITS = 15
 """Of a moment in the year 9999."""
 
-CAPABILITIES = (
-    "cancel_execution",
-    "change_priority",
-    "replay_execution",
-    "revoke_lease",
-    "read_execution_state",
-    "read_execution_info",
-    "get_execution_result",
-    "budget_admin",
-    "quota_admin",
-    "rotate_waitpoint_hmac_secret_all",
-    "seed_waitpoint_hmac_secret",
-    "list_pending_waitpoints",
-    "cancel_flow_header",
-    "cancel_flow_wait_timeout",
-    "cancel_flow_wait_indefinite",
-    "ack_cancel_member",
-    "claim_for_worker",
-    "issue_reclaim_grant",
-    "prepare",
-    "subscribe_lease_history",
-    "subscribe_completion",
-    "subscribe_signal_delivery",
-    "stream_durable_summary",
-    "stream_best_effort_live",
-    "register_worker",
-    "heartbeat_worker",
-    "mark_worker_dead",
-    "list_expired_leases",
-    "list_workers",
-    "release_admission",
-    "read_quota_policy_limits",
-    "block_execution_for_admission",
-    "read_budget_usage_and_limits",
-)
-"""What the record of the original names and every store of ours does."""
-
-
-class Capabilities(Struct):
-    """Who answers, and which operations exist."""
-
-    family: str
-    version: str
-    stage: str
-    capabilities: dict[str, bool]
-
 
 @get("/v1/capabilities", opt=needs("read"))
 async def capabilities(request: Request[Any, Any, Any]) -> Response[Capabilities]:
     """The capability record: identity and flat booleans."""
-    known = {**dict.fromkeys(CAPABILITIES, True), "subscribe_instance_tags": False}
-    store = engine_of(request).store.name
-    return respond(Capabilities(store, version("flowfabric"), "production", known))
+    return respond(await engine_of(request).capabilities())
 
 
 @get("/v1/overview", opt=needs("read"))

@@ -150,9 +150,11 @@ class Keys:
             await self._audit.write("key.seeded", kid, by=who)
         return answer
 
-    async def prepare(self) -> None:
-        """Installs the first key now, not when something waits for a signal for the first time."""
-        await self._ring.to_sign()
+    async def prepare(self) -> bool:
+        """Installs the first key now, not when something waits for a signal for the first time;
+        True if there was none before and is one now."""
+        before = (await self._ring.read()).current
+        return (await self._ring.to_sign()).current is not None and before is None
 
     async def rotate(
         self, kid: str, secret: str, *, grace: Span = DEFAULT_GRACE, by: str = ""

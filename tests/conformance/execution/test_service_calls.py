@@ -1,0 +1,59 @@
+"""Service calls: is the store there, what can it do, is it ready, may it stop. §3.67, E-T342"""
+
+import asyncio
+
+import pytest
+
+from flowfabric.core.base.errors import Invalid, Unavailable
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.service_calls import PrepareApplied, PrepareNoOp
+from flowfabric.store.clock import ManualClock
+from flowfabric.store.open import open_store
+from tests.kit.lab import Lab
+
+
+async def test_a_store_that_answers_is_there(lab: Lab) -> None:
+    await lab.engine.ping()
+    assert lab.engine.now() == lab.clock.now()
+
+
+@pytest.mark.inside
+async def test_a_store_that_was_closed_does_not_answer(lab: Lab) -> None:
+    await lab.engine.store.close()
+    with pytest.raises(Unavailable):
+        await lab.engine.ping()
+
+
+async def test_an_engine_says_what_it_can_do(lab: Lab) -> None:
+    """E-T342: nothing of the original is missing, except for what neither of its stores had"""
+    record = await lab.engine.capabilities()
+    assert record.family in ("sqlite", "postgres")
+    assert {name for name, has in record.capabilities.items() if not has} == {
+        "subscribe_instance_tags"
+    }
+    assert {"claim_for_worker", "issue_reclaim_grant", "prepare"} <= set(record.capabilities)
+
+
+@pytest.mark.inside
+async def test_a_database_is_made_ready_once(lab: Lab, store_url: str, clock: ManualClock) -> None:
+    """Whichever process does it first"""
+    other = await Engine.open(await open_store(store_url, clock=clock), migrate=False)
+    assert await lab.engine.prepare() == PrepareApplied("the first key for waitpoint tokens")
+    assert await lab.engine.prepare() == PrepareNoOp()
+    assert await other.prepare() == PrepareApplied(f"schema version {lab.engine.schema_version}")
+    assert await other.prepare() == PrepareNoOp()
+    await other.close()
+
+
+@pytest.mark.inside
+async def test_an_engine_that_will_stop_finishes_what_it_was_asked_for(lab: Lab) -> None:
+    lab.engine.sweep.start()
+    submitting = asyncio.ensure_future(lab.submit())
+    await asyncio.sleep(0)
+    with pytest.raises(Invalid):
+        await lab.engine.shutdown_prepare("soon")
+    assert await lab.engine.shutdown_prepare(60) is True
+    assert submitting.done()
+    assert not lab.engine.sweep.is_running
+    assert await lab.engine.shutdown_prepare() is True
+    assert await lab.engine.views.state(await submitting) == "waiting"  # `close` comes later
