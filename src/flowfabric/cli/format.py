@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 import msgspec
 
 from flowfabric.core.base.time import Millis, to_datetime
+from flowfabric.core.execution.model import Progress
 from flowfabric.core.limit.quota import Rate
-from flowfabric.store.queries import Progress
 
 SHORT = 300
 LINE = 120

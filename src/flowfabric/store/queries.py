@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence, Set
 from enum import StrEnum
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from msgspec import Struct
@@ -13,6 +13,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind, StoredEvent
 from flowfabric.core.execution.frame import Frame, FrameId, StreamMode
 from flowfabric.core.execution.model import Gate, Route, Snapshot, WorkerIdentity
+from flowfabric.core.execution.model import Progress as Progress
 from flowfabric.core.execution.routing import Capabilities
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Step
@@ -78,16 +79,15 @@ class Renewal(Struct, frozen=True, gc=False):
     record: bool = False
 
 
-class Progress(Struct, frozen=True):
-    """What the owner last said about how far it is. None leaves the earlier value."""
-
-    percent: int | None = None
-    message: str | None = None
-
-
 def reported(percent: int | None, message: str | None) -> Progress | None:
     """None if the owner has said nothing."""
     return None if percent is None and message is None else Progress(percent, message)
+
+
+def all_reported(rows: Iterable[Sequence[Any]]) -> dict[int, Progress]:
+    """What attempts have said, by index, of rows of index, percent and message."""
+    found = ((index, reported(percent, message)) for index, percent, message in rows)
+    return {index: said for index, said in found if said is not None}
 
 
 class SideWrite(Struct, frozen=True, gc=False):

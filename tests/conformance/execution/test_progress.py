@@ -52,6 +52,29 @@ async def test_progress_stores_percentage_and_message(lab: Lab) -> None:
     assert [event.kind for event in await lab.events(claim.id)] == [EventKind.CLAIMED]
 
 
+async def test_every_attempt_keeps_what_it_has_reported(lab: Lab) -> None:
+    """§2.6, §3.13: the progress is that of the attempt"""
+    first = await lab.running(policy=RETRY_AT_ONCE)
+    await lab.engine.attempts.progress(first, 10, "begun")
+    await lab.engine.attempts.progress(first, 90)
+    await lab.fail(first)
+    silent = await lab.claim_one()
+    assert await reports(lab, first.id) == [Progress(90, "begun"), None]
+    await lab.lose(silent)
+    last = await lab.claim_one()
+    await lab.engine.attempts.progress(last, message="again")
+    told = [Progress(90, "begun"), None, Progress(None, "again")]
+    assert await reports(lab, first.id) == told
+    assert await progress_of(lab, first.id) == told[-1]
+    await lab.complete(last)
+    await lab.engine.executions.replay(first.id)
+    assert await reports(lab, first.id) == told
+
+
+async def reports(lab: Lab, id: str) -> list[Progress | None]:
+    return [attempt.progress for attempt in await lab.engine.views.attempts(id)]
+
+
 async def test_progress_is_seen_as_the_last_thing_that_happened(lab: Lab) -> None:
     claim = await lab.running()
     lab.clock.advance(500)

@@ -574,11 +574,20 @@ def _attempt_going_on(state: State) -> int | None:
             return None
 
 
+class Progress(Struct, frozen=True):
+    """What the owner of an attempt last said about how far it is. None leaves the earlier
+    value."""
+
+    percent: int | None = None
+    message: str | None = None
+
+
 class Attempt(Document, frozen=True, kw_only=True, omit_defaults=True):
     """One numbered try. It gets its own row when another attempt replaces it. `suspended_at` and
     `resumed_at` are when it last gave up its lease (to wait, or because its worker stopped), and
     when a worker continued it after that. `closed` and `closed_at` say why and when its output
-    stream was closed, if that differs from what the outcome and the end of the attempt say."""
+    stream was closed, if that differs from what the outcome and the end of the attempt say.
+    `progress` is stored beside the lease, and filled in where attempts are shown."""
 
     index: int
     type: Start
@@ -598,6 +607,7 @@ class Attempt(Document, frozen=True, kw_only=True, omit_defaults=True):
     policy: Policy | None = None
     closed: CloseReason | None = None
     closed_at: Millis | None = None
+    progress: Progress | None = None
 
     @property
     def number(self) -> int:

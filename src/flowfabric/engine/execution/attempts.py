@@ -40,7 +40,7 @@ from flowfabric.core.execution.code import BlockedByCode, block_by_code, return_
 from flowfabric.core.execution.handle import HandleBody, open_handle, seal
 from flowfabric.core.execution.lease import Owner, Renewed, check_owner, enter, present
 from flowfabric.core.execution.mismatch import Mismatch, check_fingerprint, check_mismatch
-from flowfabric.core.execution.model import Failure, Fence, Snapshot, Source
+from flowfabric.core.execution.model import Failure, Fence, Progress, Snapshot, Source
 from flowfabric.core.execution.operator import CancelAnswer
 from flowfabric.core.execution.retry import MAX_CATEGORY
 from flowfabric.core.execution.step import Step
@@ -51,7 +51,7 @@ from flowfabric.engine.execution.claims import Claim, Claims
 from flowfabric.engine.execution.follow_ons import FollowOns
 from flowfabric.engine.flow.downstreams import Downstreams
 from flowfabric.engine.limit.known_lines import KnownLines
-from flowfabric.store.queries import Progress, SideWrite
+from flowfabric.store.queries import SideWrite
 
 MAX_STEP = 1 << 20
 

@@ -41,6 +41,7 @@ from flowfabric.core.execution.model import (
     Flags,
     Lost,
     Outcome,
+    Progress,
     Ready,
     Snapshot,
 )
@@ -62,7 +63,6 @@ from flowfabric.store.queries import (
     Counts,
     Detail,
     FailedSince,
-    Progress,
     Query,
 )
 from flowfabric.store.readable import named, readable
@@ -265,16 +265,16 @@ class Views(Service):
     async def attempts(self, id: str) -> list[Attempt]:
         """Every attempt by index, including the current one."""
         snapshot = await self._existing(id)
-        history = {
-            attempt.index: attempt
-            for attempt in await self._context.store.attempts(snapshot.execution.uuid)
-        }
+        uuid, store = snapshot.execution.uuid, self._context.store
+        history = {attempt.index: attempt for attempt in await store.attempts(uuid)}
         for attempt in inline_attempts(snapshot):
             history.setdefault(attempt.index, attempt)
+        said = await store.progress(uuid)
         return [
             replace(
                 history[index],
-                id=history[index].id or derive_attempt_id(snapshot.execution.uuid, index),
+                id=history[index].id or derive_attempt_id(uuid, index),
+                progress=said.get(index),
             )
             for index in sorted(history)
         ]

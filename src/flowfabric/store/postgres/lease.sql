@@ -309,12 +309,9 @@ reported as (
     select h.id, h.attempt, h.percent, h.message, h.state_value, $12
     from held h
     where h.percent is not null or h.message is not null or h.state_value is not null
-    on conflict (id) do update set
-        attempt = excluded.attempt,
-        percent = case when progress.attempt = excluded.attempt
-            then coalesce(excluded.percent, progress.percent) else excluded.percent end,
-        message = case when progress.attempt = excluded.attempt
-            then coalesce(excluded.message, progress.message) else excluded.message end,
+    on conflict (id, attempt) do update set
+        percent = coalesce(excluded.percent, progress.percent),
+        message = coalesce(excluded.message, progress.message),
         state_value = coalesce(excluded.state_value, progress.state_value),
         at = excluded.at
 )

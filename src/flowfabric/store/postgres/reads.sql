@@ -9,7 +9,11 @@ select
     s.*, e.payload,
     array(select t.key from {schema}.tag t where t.id = s.id order by t.key),
     array(select t.value from {schema}.tag t where t.id = s.id order by t.key),
-    p.attempt, p.percent, p.message, p.state_value,
+    p.attempt, p.percent, p.message,
+    (
+        select v.state_value from {schema}.progress v
+        where v.id = s.id and v.state_value is not null order by v.attempt desc limit 1
+    ),
     greatest(
         s.created_at, s.started_at, s.renewed_at, s.since, s.ended_at, p.at,
         (select max(t.at) from {schema}.tag t where t.id = s.id),
@@ -17,7 +21,9 @@ select
     )
 from {schema}.snapshot s
 join {schema}.execution e on e.id = s.id
-left join {schema}.progress p on p.id = s.id
+left join lateral (
+    select * from {schema}.progress q where q.id = s.id order by q.attempt desc limit 1
+) p on true
 where s.id = $1
 
 -- name: attempts_at

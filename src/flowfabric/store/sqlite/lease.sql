@@ -23,15 +23,13 @@ select id, renewed_at, 7, epoch, attempt, worker, null from lease where id in (?
 select id, expires_at from lease where expires_at > ? and id in (?)
 
 -- name: new_progress
--- What an earlier attempt has said is forgotten; the state value of the run stays.
 insert into progress (id, percent, message, state_value, at, attempt)
 select g.id, g.percent, g.message, g.state_value, g.at, l.attempt
 from (select ? as id, ? as percent, ? as message, ? as state_value, ? as at) as g
 cross join lease as l on l.id = g.id
 where true
-on conflict (id) do update set
-    percent = iif(attempt = excluded.attempt, coalesce(excluded.percent, percent), excluded.percent),
-    message = iif(attempt = excluded.attempt, coalesce(excluded.message, message), excluded.message),
+on conflict (id, attempt) do update set
+    percent = coalesce(excluded.percent, percent),
+    message = coalesce(excluded.message, message),
     state_value = coalesce(excluded.state_value, state_value),
-    at = excluded.at,
-    attempt = excluded.attempt
+    at = excluded.at

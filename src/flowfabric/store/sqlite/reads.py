@@ -10,11 +10,11 @@ from uuid import UUID
 
 from flowfabric.core.base.errors import Corruption
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Attempt, Route, Snapshot
+from flowfabric.core.execution.model import Attempt, Progress, Route, Snapshot
 from flowfabric.core.execution.routing import satisfies
 from flowfabric.core.execution.step import Step
 from flowfabric.store.contract import MAX_BATCH
-from flowfabric.store.queries import Claimable, Detail, ExpiredLease, reported
+from flowfabric.store.queries import Claimable, Detail, ExpiredLease, all_reported, reported
 from flowfabric.store.readable import named, readable
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.sqlite.claim import routes_for
@@ -77,6 +77,10 @@ def tags(session: SqliteSession, uuids: Sequence[UUID]) -> list[dict[str, str]]:
 def attempts(session: SqliteSession, uuid: UUID) -> list[Attempt]:
     found = session.rows("attempts_of", (uuid.bytes,))
     return [named("an attempt of", uuid, partial(rows.read_attempt, doc)) for (doc,) in found]
+
+
+def progress(session: SqliteSession, uuid: UUID) -> dict[int, Progress]:
+    return all_reported(session.rows("progress_of", (uuid.bytes,)))
 
 
 def attempts_at(session: SqliteSession, asked: Sequence[tuple[UUID, int]]) -> dict[UUID, Attempt]:

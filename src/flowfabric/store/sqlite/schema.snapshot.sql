@@ -120,13 +120,6 @@ CREATE TABLE step (
     primary key (id, generation, name, occurrence)
 ) strict, without rowid;
 
-CREATE TABLE progress (
-    id blob primary key,
-    percent integer,
-    message text,
-    at integer not null
-, attempt integer not null default 0, state_value blob) strict, without rowid;
-
 CREATE TABLE event (
     seq integer primary key autoincrement,
     id blob not null,
@@ -510,3 +503,13 @@ CREATE TABLE webhook (
 ) strict, without rowid;
 
 CREATE UNIQUE INDEX waitpoint_of_attempt on waitpoint (waitpoint) where attempt is not null;
+
+CREATE TABLE progress (
+    id blob not null,
+    attempt integer not null check (attempt >= 0),
+    percent integer,
+    message text,
+    state_value blob,
+    at integer not null,
+    primary key (id, attempt)
+) strict, without rowid;

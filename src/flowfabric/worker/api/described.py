@@ -14,10 +14,9 @@ from flowfabric.core.base.time import Millis, iso, optional_datetime, to_datetim
 from flowfabric.core.execution.cleaning import Cleanup
 from flowfabric.core.execution.fork import FORKED_FROM
 from flowfabric.core.execution.granted import Grant, GrantKind
-from flowfabric.core.execution.model import Failure, Outcome
+from flowfabric.core.execution.model import Failure, Outcome, Progress
 from flowfabric.core.execution.status import Blocking, PublicState, Vector
 from flowfabric.engine.execution.views import Description, Info, LeaseView
-from flowfabric.store.queries import Progress
 
 _TIMED = frozenset({Blocking.DELAY, Blocking.RETRY_BACKOFF, Blocking.RESUME_DELAY})
 """What a run waits for whose detail names a moment."""

@@ -18,6 +18,7 @@ from flowfabric.core.execution.model import (
     AttemptOutcome,
     Failure,
     Outcome,
+    Progress,
     Start,
     WorkerIdentity,
 )
@@ -28,7 +29,8 @@ class RunAttempt(Struct, frozen=True, kw_only=True):
     """One attempt of a run. `number` counts from 1; `previous` is the number of the one that it
     retries, takes over or replays. `outcome` is `started` while it runs, `type` says how it began,
     `result` is the encoded value that the task returned. `suspended_at` is when it last gave up its
-    worker (to wait, or because the worker stopped), `resumed_at` when a worker continued it."""
+    worker (to wait, or because the worker stopped), `resumed_at` when a worker continued it.
+    `progress` is what it reported last."""
 
     number: int
     type: Start
@@ -44,6 +46,7 @@ class RunAttempt(Struct, frozen=True, kw_only=True):
     failure: Failure | None
     result: bytes | None
     id: UUID | None
+    progress: Progress | None = None
 
     @property
     def took(self) -> timedelta | None:
@@ -123,4 +126,5 @@ def run_attempt(attempt: Attempt) -> RunAttempt:
         failure=attempt.failure,
         result=attempt.result,
         id=attempt.id,
+        progress=attempt.progress,
     )
