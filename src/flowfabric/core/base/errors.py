@@ -6,7 +6,8 @@
     │   ├── InvalidCapabilities     a capability list that breaks the token rules
     │   ├── InvalidPolicy           a policy document that cannot be read
     │   ├── InvalidTag              a tag key that breaks the pattern
-    │   ├── InvalidHandle           a forged, truncated or foreign handle
+    │   ├── InvalidHandle           a forged or truncated handle
+    │   │   └── ForeignHandle       a handle that another kind of store has made
     │   ├── InvalidBlockingReason   a reason that no admission block has
     │   ├── PayloadTooLarge         more bytes than the limit allows
     │   │   └── RetentionLimitExceeded  a frame or a summary of a stream that is too large
@@ -155,6 +156,10 @@ class InvalidTag(Invalid):
 
 class InvalidHandle(Invalid):
     code = "invalid_handle"
+
+
+class ForeignHandle(InvalidHandle):
+    code = "handle_from_other_backend"
 
 
 class InvalidBlockingReason(Invalid):

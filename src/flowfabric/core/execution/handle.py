@@ -14,7 +14,7 @@ from uuid import UUID
 
 import msgspec
 
-from flowfabric.core.base.errors import Invalid, InvalidHandle
+from flowfabric.core.base.errors import ForeignHandle, Invalid, InvalidHandle
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 
@@ -68,17 +68,19 @@ def seal(body: HandleBody, key: bytes) -> str:
 def open_handle(text: object, key: bytes, store: str) -> HandleBody:
     """What the handle `text` says, if `key` signed it for `store`.
 
-    Raises `InvalidHandle` with the detail not_a_handle, truncated, malformed, bad_signature or
-    foreign_store. The text itself never appears in an error.
+    Raises `InvalidHandle` with the detail not_a_handle, truncated, malformed or bad_signature, and
+    `ForeignHandle` for one of another kind of store. The text itself never appears in an error.
     """
     if not isinstance(text, str) or not text.startswith(PREFIX):
         raise InvalidHandle("not_a_handle")
     signed, signature = _parts(text[len(PREFIX) :])
     if not hmac.compare_digest(signature, _sign(signed, key)):
-        raise InvalidHandle("foreign_store" if _is_foreign(signed, store) else "bad_signature")
+        if _is_foreign(signed, store):
+            raise ForeignHandle("foreign_store")
+        raise InvalidHandle("bad_signature")
     body = _unpack(signed)
     if body.store != store:
-        raise InvalidHandle("foreign_store")
+        raise ForeignHandle("foreign_store")
     return body
 
 
