@@ -105,7 +105,8 @@ async def test_waitpoints_that_cannot_be_used(worker: HttpWorker, clock: ManualC
     wrong = await worker.post(claim, "suspend", **at, waitpoint_key="other")
     assert error_of(wrong) == (400, "invalid_input")
     unknown = {**at, "waitpoint_key": "k", "waitpoint_id": str(fresh())}
-    assert error_of(await worker.post(claim, "suspend", **unknown)) == (404, "not_found")
+    found = error_of(await worker.post(claim, "suspend", **unknown))
+    assert found == (404, "waitpoint_not_found")
     clock.advance(100)
     late = await worker.post(claim, "suspend", **at, waitpoint_key="k")
     assert error_of(late) == (409, "pending_waitpoint_expired")
