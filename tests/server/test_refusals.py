@@ -21,6 +21,7 @@ TAKEN = errors.EdgeExists(A, A, A, flow=A, on="on_success", input=None, created_
 
 TABLE: list[tuple[FlowFabricError, int, str | None, bool | None]] = [
     (errors.NotFound("execution", A), 404, None, None),
+    (errors.WaitpointNotFound("waitpoint", A), 404, None, None),
     (errors.Invalid("x"), 400, None, None),
     (errors.InvalidId("missing_tag", "x"), 400, None, None),
     (errors.InvalidCapabilities("x"), 400, None, None),

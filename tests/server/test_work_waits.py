@@ -17,8 +17,7 @@ from flowfabric.core.wait.condition.model import (
     TimeoutOnly,
     Wildcard,
 )
-from flowfabric.core.wait.model import Behaviour
-from flowfabric.server.work.conditions import parse_condition, reason_code, timeout_behaviour
+from flowfabric.server.work.conditions import parse_condition, reason_code
 from flowfabric.store.clock import ManualClock
 from tests.kit.http_work import HttpWorker, error_of
 from tests.kit.signalling import fresh
@@ -106,7 +105,8 @@ async def test_waitpoints_that_cannot_be_used(worker: HttpWorker, clock: ManualC
     wrong = await worker.post(claim, "suspend", **at, waitpoint_key="other")
     assert error_of(wrong) == (400, "invalid_input")
     unknown = {**at, "waitpoint_key": "k", "waitpoint_id": str(fresh())}
-    assert error_of(await worker.post(claim, "suspend", **unknown)) == (404, "not_found")
+    found = error_of(await worker.post(claim, "suspend", **unknown))
+    assert found == (404, "waitpoint_not_found")
     clock.advance(100)
     late = await worker.post(claim, "suspend", **at, waitpoint_key="k")
     assert error_of(late) == (409, "pending_waitpoint_expired")
@@ -192,14 +192,46 @@ async def test_several_waitpoints(worker: HttpWorker, wait: dict[str, Any], need
         ("AutoResume", "waiting"),
         ("auto_resume", "waiting"),
         ("escalate", "suspended"),
+        ("EXPIRE", "expired"),
+        ("explode", "failed"),
     ],
 )
 async def test_timeouts(worker: HttpWorker, clock: ManualClock, behavior: str, state: str) -> None:
+    """§3.39: a behaviour that is not known is `fail`."""
     claim = await worker.take()
     await worker.do(claim, "suspend", timeout_ms=1_000, timeout_behavior=behavior)
     clock.advance(1_000)
     await worker.engine.sweep.once()
     assert await worker.state(claim["execution_id"]) == state
+
+
+async def test_a_condition_from_before_composite_ones(
+    worker: HttpWorker, clock: ManualClock
+) -> None:
+    """§4.1: names of signals at the one waitpoint."""
+    claim = await worker.take()
+    id = claim["execution_id"]
+    wanted = {
+        "condition_type": "signal_set",
+        "required_signal_names": ["paid", "packed"],
+        "signal_match_mode": "all",
+        "minimum_signal_count": 1,
+        "timeout_behavior": "expire",
+        "allow_operator_override": True,
+    }
+    answer = await worker.do(claim, "suspend", condition=wanted, waitpoint_key="order")
+    (waitpoint,) = answer["waitpoints"]
+    assert waitpoint["waitpoint_key"] == "order"
+    for name in ("lost", "packed"):
+        await worker.signal(id, waitpoint, name)
+        assert await worker.state(id) == "suspended"
+    await worker.signal(id, waitpoint, "paid")
+    (again,) = await worker.claim()
+    assert [signal["name"] for signal in again["signals"]] == ["packed", "paid"]
+    await worker.do(again, "suspend", condition=wanted, timeout_ms=1_000)
+    clock.advance(1_000)
+    await worker.engine.sweep.once()
+    assert await worker.state(id) == "expired"
 
 
 async def test_a_delayed_resume(worker: HttpWorker, clock: ManualClock) -> None:
@@ -228,7 +260,12 @@ async def test_a_delayed_resume(worker: HttpWorker, clock: ManualClock) -> None:
         ({"condition": {"Single": {"waitpoint_key": 1}}}, "invalid_input"),
         ({"signal": "a", "timeout_ms": 1, "timeout_at": 1}, "invalid_input"),
         ({"signal": "a", "timeout_at": 1}, "invalid_input"),
-        ({"signal": "a", "timeout_behavior": "explode"}, "invalid_input"),
+        ({"condition": {"required_signal_names": "a"}}, "invalid_input"),
+        ({"condition": {"required_signal_names": ["a"], "color": 1}}, "invalid_input"),
+        (
+            {"condition": {"required_signal_names": ["a"], "minimum_signal_count": 2}},
+            "invalid_input",
+        ),
         ({"signal": "a", "suspension_id": "x"}, "invalid_id"),
         ({"signal": "a", "reason_code": "\0"}, "invalid_input"),
     ],
@@ -315,5 +352,3 @@ def test_words() -> None:
     assert reason_code("WaitingForToolResult") == "waiting_for_tool_result"
     assert reason_code("step_boundary") == "step_boundary"
     assert reason_code("Überprüfung") == "Überprüfung"
-    assert timeout_behaviour(None) is None
-    assert timeout_behaviour("Escalate") is Behaviour.ESCALATE

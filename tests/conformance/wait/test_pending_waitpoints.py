@@ -21,6 +21,7 @@ from flowfabric.core.base.errors import (
     WaitpointClosed,
     WaitpointExists,
     WaitpointExpired,
+    WaitpointNotFound,
     WaitpointNotPending,
 )
 from flowfabric.core.base.time import Millis
@@ -378,7 +379,7 @@ async def test_a_waitpoint_that_cannot_be_bound_is_told_why(lab: Lab) -> None:
     claim, other = await lab.running(), await lab.running()
     mine, theirs = await pending(lab, claim), await pending(lab, other)
     nowhere = Ticket(fresh_id(lab), GO, None)
-    with pytest.raises(NotFound):
+    with pytest.raises(WaitpointNotFound, match="waitpoint_not_found"):
         await suspend(lab, claim, wait_at(nowhere))
     with pytest.raises(InvalidWaitpoint):
         await suspend(lab, claim, wait_at(theirs))

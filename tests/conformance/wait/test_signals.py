@@ -285,7 +285,7 @@ async def test_the_engine_s_own_signals_do_not_count_against_the_limit(lab: Lab)
         claim = await lab.claim_one()
     answer = await suspend(lab, claim, wait_on(lab, named("never")))
     assert await effect(lab, claim.id, answer.primary, max_signals=1) is Effect.NO_OP
-    with pytest.raises(SignalLimitExceeded, match="1 signals were accepted"):
+    with pytest.raises(SignalLimitExceeded, match="has accepted 1 of at most 1 signals"):
         await deliver(lab, claim.id, answer.primary, max_signals=1)
     assert [heard.signal.number for heard in await kept(lab, claim.id)] == [1, 2, 3, 4]
 

@@ -40,6 +40,7 @@
     │   └── CredentialsRevoked      the access token was revoked
     ├── Forbidden                   the caller is known, but its token does not allow this
     ├── NotFound                    no such run, grant, lane, …
+    │   └── WaitpointNotFound       the waitpoint that a run is to wait at does not exist
     ├── Contention                  lost a race, or not possible now: load and decide again
     │   ├── NotEligible             not waiting for a claim at this moment
     │   ├── NotLeaseable            cannot be taken with this kind of claim
@@ -331,6 +332,12 @@ class NotFound(FlowFabricError):
         super().__init__(f"no {word} {key}".strip())
         self.entity = entity
         self.key = key
+
+
+class WaitpointNotFound(NotFound):
+    """The pending waitpoint that a suspend names does not exist."""
+
+    code = "waitpoint_not_found"
 
 
 class Contention(FlowFabricError):

@@ -241,8 +241,8 @@ def _check_secret(key: Key, *, least: int, most: int) -> None:
         or not least <= len(key.secret) <= most
         or _HEX.fullmatch(key.secret) is None
     ):
-        count = f"exactly {least}" if least == most else f"an even number, {least} to {most},"
-        raise InvalidSecretHex(f"a secret is {count} of hexadecimal digits")
+        count = f"exactly {least}" if least == most else f"an even number ({least} to {most}) of"
+        raise InvalidSecretHex(f"a secret is {count} hexadecimal digits")
 
 
 def _check_grace(grace: object) -> None:

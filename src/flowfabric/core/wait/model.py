@@ -28,8 +28,9 @@ FEW_SIGNALS = 32
 
 
 class Behaviour(StrEnum):
-    """What happens when a suspension times out. `auto_resume` is read as the long word. A word that
-    this release does not know fails the run: a timeout must end the wait in any case."""
+    """What happens when a suspension times out. `Cancel` is read as `cancel`, `auto_resume` as the
+    long word. A word that this release does not know fails the run: a timeout must end the wait in
+    any case."""
 
     FAIL = "fail"
     CANCEL = "cancel"
@@ -41,7 +42,10 @@ class Behaviour(StrEnum):
     def _missing_(cls, value: object) -> "Behaviour | None":
         if not isinstance(value, str):
             return None
-        return cls.AUTO_RESUME if value == "auto_resume" else cls.FAIL
+        spelt = value.replace("_", "").lower()
+        if spelt == "autoresume":
+            return cls.AUTO_RESUME
+        return next((each for each in cls if each.replace("_", "") == spelt), cls.FAIL)
 
 
 class Waited(StrEnum):

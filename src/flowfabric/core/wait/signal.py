@@ -193,7 +193,9 @@ class _Delivering:
             self._check_pending()
         self._check_terms()
         if (limit := self._limit) and self._waits.sent >= limit:
-            raise SignalLimitExceeded(f"{self._waits.sent} signals were accepted")
+            raise SignalLimitExceeded(
+                f"{self._snapshot.run} has accepted {self._waits.sent} of at most {limit} signals"
+            )
         return self._match() if active else self._buffer()
 
     @property

@@ -18,9 +18,9 @@ from flowfabric.core.base.errors import (
     FenceRequired,
     Invalid,
     InvalidWaitpoint,
-    NotFound,
     WaitpointExists,
     WaitpointExpired,
+    WaitpointNotFound,
     WaitpointNotPending,
 )
 from flowfabric.core.base.numbers import check_kind_of, check_one_of
@@ -427,7 +427,7 @@ class _Binder:
         if waitpoint is None and binding.id in self._loaded.taken:
             raise InvalidWaitpoint(f"waitpoint {binding.id} belongs to another run")
         if waitpoint is None:
-            raise NotFound("waitpoint", binding.id)
+            raise WaitpointNotFound("waitpoint", binding.id)
         pending = self.pending.get(binding.id)
         if pending is None:
             if binding.id not in self.fresh:

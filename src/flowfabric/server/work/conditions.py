@@ -3,7 +3,8 @@
 The spelling is that of the original: `{"Single": {"waitpoint_key": "k", "matcher": {"ByName":
 "go"}}}`, `{"Composite": {"kind": "AllOf", "members": […]}}`, `{"Composite": {"kind": "Count", …}}`,
 `"OperatorOnly"`, `"TimeoutOnly"`. The form in which the engine shows a condition (`{"kind":
-"Single", …}`) is read as well.
+"Single", …}`) and the one before composite conditions (`{"required_signal_names": […], …}`) are
+read as well.
 """
 
 from typing import Any
@@ -12,6 +13,7 @@ import msgspec
 
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.wait.condition.codec import MAX_NESTING, read_condition
+from flowfabric.core.wait.condition.legacy import NAMES, as_condition, read_signal_set
 from flowfabric.core.wait.condition.model import (
     AllTrue,
     AnyTrue,
@@ -32,9 +34,6 @@ from flowfabric.server.wire import json_text
 from flowfabric.server.work.bodies import SuspendRun
 
 _BARE: dict[str, Condition] = {"OperatorOnly": OperatorOnly(), "TimeoutOnly": TimeoutOnly()}
-_BEHAVIOURS = dict.fromkeys(
-    ("AutoResumeWithTimeoutSignal", "AutoResume", "auto_resume"), Behaviour.AUTO_RESUME
-)
 
 
 def wanted_condition(data: SuspendRun, key: str) -> Condition:
@@ -46,8 +45,9 @@ def wanted_condition(data: SuspendRun, key: str) -> Condition:
         ways.append(all_waitpoints(*data.all_of))
     if data.any_of:
         ways.append(any_waitpoint(*data.any_of))
-    if (spelling := json_text(data.condition)) is not None:
-        ways.append(parse_condition(msgspec.json.decode(spelling)))
+    if (spelt := _spelt(data)) is not None:
+        legacy = _is_legacy(spelt)
+        ways.append(as_condition(read_signal_set(spelt), key) if legacy else parse_condition(spelt))
     if len(ways) > 1:
         raise Invalid("give one of signal, all_of, any_of and condition, not several")
     if ways:
@@ -55,6 +55,16 @@ def wanted_condition(data: SuspendRun, key: str) -> Condition:
     if data.timeout_ms is None and data.timeout_at is None:
         raise Invalid("give a signal, all_of, any_of, a condition or a timeout to wait for")
     return TimeoutOnly()
+
+
+def _spelt(data: SuspendRun) -> Any:
+    """The condition as the client has written it; None if there is none."""
+    text = json_text(data.condition)
+    return None if text is None else msgspec.json.decode(text)
+
+
+def _is_legacy(value: Any) -> bool:
+    return isinstance(value, dict) and NAMES in value
 
 
 def parse_condition(value: Any, depth: int = 1) -> Condition:
@@ -104,14 +114,12 @@ def _refused(value: object) -> Invalid:
     return Invalid(f"this is no condition: {shown[:120]}")
 
 
-def timeout_behaviour(word: str | None) -> Behaviour | None:
-    """`fail` or `Fail`, and so on; None leaves it to the policy of the run."""
-    if word is None:
-        return None
-    known = _BEHAVIOURS.get(word) or next((b for b in Behaviour if b == word.lower()), None)
-    if known is None:
-        raise Invalid(f"unknown timeout_behavior {word[:80]!r}; known are {', '.join(Behaviour)}")
-    return known
+def timeout_behaviour(data: SuspendRun) -> Behaviour | None:
+    """None leaves it to the policy of the run."""
+    word = data.timeout_behavior
+    if word is None and _is_legacy(spelt := _spelt(data)):
+        word = read_signal_set(spelt).timeout_behavior
+    return None if word is None else Behaviour(word)
 
 
 def reason_code(word: str) -> str:

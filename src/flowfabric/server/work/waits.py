@@ -74,7 +74,7 @@ def _request(lease: PresentedLease, data: SuspendRun) -> Suspend:
         condition=condition,
         bindings=_bindings(data, condition, uuid5(lease.id.uuid, str(id)), key),
         timeout_at=_timeout(lease, data),
-        behaviour=timeout_behaviour(data.timeout_behavior),
+        behaviour=timeout_behaviour(data),
         policy=_policy(data),
     )
     return Suspend(
