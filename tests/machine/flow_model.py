@@ -87,11 +87,6 @@ class Member:
     def was_replayed(self) -> bool:
         return REPLAYED in self.tale or REOPENED in self.tale
 
-    @property
-    def was_stopped(self) -> bool:
-        """Whether it ever ended before its join had its say."""
-        return "cancelled" in self.tale or "expired" in self.tale
-
 
 @dataclass
 class Child:

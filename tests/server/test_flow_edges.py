@@ -61,7 +61,7 @@ async def test_applied_edges_are_counted_one_by_one(http: httpx.AsyncClient) -> 
     ]
     assert counts == [1, 2]
     info = (await http.get(f"/v1/executions/{c}")).json()
-    assert info["blocking_detail"] == "waits for 2 of 2 upstreams"
+    assert info["blocking_detail"] == f"waits for 2 of 2 upstreams (newest edge {edges[-1][0]})"
 
 
 async def test_a_failed_upstream_skips(http: httpx.AsyncClient, lab: Lab) -> None:

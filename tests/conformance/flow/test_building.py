@@ -27,7 +27,7 @@ from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission
 from flowfabric.core.flow import grow
 from flowfabric.core.flow.grow import Added, AlreadyMember
-from flowfabric.core.flow.join import AllOf, AnyOf, JoinState, Quorum, Rest
+from flowfabric.core.flow.join import AllOf, AnyOf, JoinPolicy, JoinState, Quorum, Rest
 from flowfabric.core.flow.model import FlowState
 from flowfabric.engine.commit import retry
 from flowfabric.engine.flow.flows import FlowCreated
@@ -336,16 +336,20 @@ async def test_members_are_held_until_the_flow_is_sealed(lab: Lab) -> None:
 
 
 async def test_a_held_member_says_what_it_waits_for(lab: Lab) -> None:
-    """C-T11, coordination.md 1.5: the detail names the number of edges, before the seal as well."""
+    """C-T11, coordination.md 1.5: the detail names the number of edges and the edge, before the
+    seal as well"""
     flow = await Growing.begin(lab, "a", "b")
-    await flow.link("a>b")
+    edge = flow.edge("a>b")
+    await lab.engine.flows.stage(edge)
     details = [(await described(lab, flow[name])).blocking_detail for name in "ab"]
     assert details == [
         "waits for the seal of its flow",
-        "waits for 1 of 1 upstreams and the seal of its flow",
+        f"waits for 1 of 1 upstreams (newest edge {edge.id}) and the seal of its flow",
     ]
     await flow.seal()
-    assert (await described(lab, flow["b"])).blocking_detail == "waits for 1 of 1 upstreams"
+    assert (await described(lab, flow["b"])).blocking_detail == (
+        f"waits for 1 of 1 upstreams (newest edge {edge.id})"
+    )
 
 
 async def test_a_member_of_a_sealed_flow_runs_at_once(lab: Lab) -> None:
@@ -406,19 +410,17 @@ async def test_a_quorum_that_can_never_be_reached_is_refused_by_the_seal(lab: La
     await flow.complete("c")
 
 
-async def test_a_quorum_of_no_edges_is_refused_by_the_seal(lab: Lab) -> None:
-    """F-22, I-5: the edges were forgotten; the whole flow stays open, also what could run"""
+@pytest.mark.parametrize("policy", [AllOf(), AnyOf(), Quorum(2)])
+async def test_a_join_without_edges_lets_its_member_go_with_the_seal(
+    lab: Lab, policy: JoinPolicy
+) -> None:
+    """Q-8: there is nothing that it could wait for"""
     flow = await Growing.begin(lab, "a", "b")
-    await lab.engine.flows.set_join(flow.id, flow["b"], Quorum(1))
-    before = await kept(flow)
-    with pytest.raises(InvalidGraph, match="needs 1 of 0 upstreams"):
-        await lab.engine.flows.seal(flow.id)
-    assert await kept(flow) == before
-    assert await lab.claim() == []
-    await flow.link("a>b")
+    await lab.engine.flows.set_join(flow.id, flow["b"], policy)
     await flow.seal()
-    await flow.complete("a")
-    await flow.complete("b")
+    assert await flow.states() == dict.fromkeys("ab", PublicState.WAITING)
+    await flow.complete("a", "b")
+    assert (await flow.check()).state is FlowState.COMPLETED
 
 
 async def test_a_caller_that_always_loses_gives_up(

@@ -102,7 +102,7 @@ async def test_losers_of_a_join_clean_up_while_its_winner_goes_on(lab: Lab) -> N
     await drawn.complete("fast")
     seen = await described(lab, drawn["slow"])
     assert seen.cleanup is not None
-    assert (seen.state, seen.cancelled_by) == (PublicState.ACTIVE, "flow_cascade")
+    assert (seen.state, seen.cancelled_by) == (PublicState.ACTIVE, "operator_override")
     await drawn.complete("after")
     assert (await drawn.flow()).ended_at is None
     await lab.engine.attempts.finish_cleanup(slow)

@@ -37,9 +37,10 @@ from flowfabric.core.execution.submission import Submission
 from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode
 from flowfabric.core.flow.grow import AlreadyStaged, Applied, Staged
 from flowfabric.core.flow.join import AnyOf, Edge, JoinState, On, Quorum
+from flowfabric.core.flow.model import FlowState
 from flowfabric.store.rows.flow import read_edge
 from tests.kit.flow_lab import declare
-from tests.kit.flowing import Growing, counters, join_of, kept, neighbours, unknown
+from tests.kit.flowing import Growing, counters, join_of, kept, neighbours, replay, unknown
 from tests.kit.lab import Lab
 from tests.kit.race import Race
 from tests.kit.signalling import fresh
@@ -544,17 +545,41 @@ async def test_a_failed_upstream_skips_a_running_child(lab: Lab) -> None:
     assert (await flow.check()).ended == {"failed": 1, "skipped": 1}
 
 
+@pytest.mark.parametrize("ending", [Outcome.SUCCESS, Outcome.FAILED])
 @pytest.mark.parametrize("outcome", [Outcome.SUCCESS, Outcome.FAILED, Outcome.CANCELLED])
-async def test_an_edge_into_an_ended_member_is_refused(lab: Lab, outcome: Outcome) -> None:
-    """I-15, F-13: it waits for nothing any more, and the graph says nothing that is not so"""
+async def test_an_edge_into_an_ended_member_leaves_its_outcome_alone(
+    lab: Lab, outcome: Outcome, ending: Outcome
+) -> None:
+    """C-T28, I-15, coordination.md 1.3: staging looks at no state of the downstream; it waits for
+    the upstream if it is replayed"""
     flow = await Growing.begin(lab, "a", "child")
-    if outcome is not Outcome.CANCELLED:  # which is possible in an open flow as well
-        await flow.seal()
+    await flow.seal()
     await flow.end("child", outcome)
-    before = await kept(flow)
-    with pytest.raises(InvalidGraph):
-        await flow.link("a>child")
-    assert await kept(flow) == before
+    before = await described(lab, flow["child"])
+    revision = (await flow.flow()).revision
+    answer = await flow.link("a>child")
+    assert isinstance(answer, Staged)
+    assert (answer.revision, (await flow.flow()).edges) == (revision + 1, 1)
+    assert (await described(lab, flow["child"])).vector == before.vector
+    await flow.end("a", ending)
+    after = await described(lab, flow["child"])
+    assert (after.vector, after.ended_at) == (before.vector, before.ended_at)
+    assert await completions(lab, flow["child"]) == [outcome]
+    won = ending is Outcome.SUCCESS
+    assert await counters(flow, "child") == (1, int(won), int(not won), 0)
+    await flow.check()
+
+
+async def test_an_ended_member_waits_for_a_later_edge_when_it_is_replayed(lab: Lab) -> None:
+    """C-T29, I-12"""
+    flow = await Growing.begin(lab, "a", "child")
+    await flow.seal()
+    await flow.complete("child")
+    await flow.link("a>child")
+    assert await replay(flow, "child") == [PublicState.WAITING_CHILDREN]
+    await flow.complete("a")
+    await flow.complete("child")
+    assert (await flow.check()).state is FlowState.COMPLETED
 
 
 async def test_an_edge_that_is_there_is_told_so_after_the_end_of_its_downstream(lab: Lab) -> None:

@@ -22,6 +22,7 @@ from flowfabric.core.flow.model import FlowState
 from flowfabric.core.limit.budget import Budget, Limit
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
+from flowfabric.store.queries import ChangedByEnds
 from tests.kit.flow_lab import declare
 from tests.kit.flowing import after_commit
 from tests.kit.lab import TTL, W1, W2, Lab
@@ -390,6 +391,26 @@ async def test_a_lost_reply_is_handed_back_by_the_next_claim(
         await lab.complete(claim)
     assert following.begun == []
     assert await lab.state(flow["b"]) is ACTIVE
+    again = await lab.claim_one()
+    assert (again.id, again.attempt) == (flow["b"], 0)
+
+
+async def test_a_lost_reply_whose_repeat_is_refused_is_handed_back_by_the_next_claim(
+    knowing: Lab, following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The endings are sent alone then, and found written: nothing names the downstream"""
+    lab = knowing
+    flow = await declare(lab, "a>b")
+    claim, honest = await lab.claim_one(), lab.engine.store.end_and_claim
+
+    async def refused(*args: Any) -> ChangedByEnds:
+        assert (await honest(*args)).claimed
+        return ChangedByEnds(())
+
+    monkeypatch.setattr(lab.engine.store, "end_and_claim", refused)
+    with following(lab.engine):
+        await lab.complete(claim)
+    assert (following.begun, await lab.state(flow["b"])) == ([], ACTIVE)
     again = await lab.claim_one()
     assert (again.id, again.attempt) == (flow["b"], 0)
 

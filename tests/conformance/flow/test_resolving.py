@@ -331,7 +331,7 @@ async def test_those_who_still_run_are_cancelled_when_the_join_has_enough(
     for number in range(winners):
         assert await lab.state(flow["u2"]) is PublicState.ACTIVE
         await flow.complete(f"u{number}")
-    assert await reason_of(flow, "u2") == (HAD_ENOUGH, "flow_cascade")
+    assert await reason_of(flow, "u2") == (HAD_ENOUGH, "operator_override")
     assert await completions(lab, flow["u2"]) == [Outcome.CANCELLED]
     assert await lab.state(flow["u3"]) is PublicState.FAILED
     assert await lab.state(flow["u0"]) is COMPLETED
@@ -352,13 +352,30 @@ async def test_a_race_that_was_won_completes_the_flow(lab: Lab) -> None:
     assert (seen.state, seen.ended) == (FlowState.COMPLETED, {"success": 2, "spared": 3})
 
 
-async def test_a_cancel_of_that_name_by_an_operator_is_a_failure(lab: Lab) -> None:
-    """Q-3, I-22: only a join spares"""
+@pytest.mark.parametrize(
+    ("reason", "state"), [(HAD_ENOUGH, FlowState.COMPLETED), ("sibling_rivalry", FlowState.FAILED)]
+)
+async def test_the_reason_of_a_cancel_says_whether_it_is_a_failure(
+    lab: Lab, reason: str, state: FlowState
+) -> None:
+    """Q-3, I-22: a cancel with a sibling reason is none, of a member that a join or an operator
+    cancels"""
     flow = await race_of(lab, AnyOf(LET), number=2)
-    await lab.engine.executions.cancel(flow["u1"], reason=HAD_ENOUGH)
+    await lab.engine.executions.cancel(flow["u1"], reason=reason)
     await flow.complete("u0")
     await flow.complete("z")
-    assert (await flow.check()).state is FlowState.FAILED
+    assert (await flow.check()).state is state
+
+
+@pytest.mark.parametrize("rest", Rest)
+async def test_a_join_fires_though_its_downstream_has_ended(lab: Lab, rest: Rest) -> None:
+    """I-8, I-17, coordination.md 1.6: the state of the child decides only what becomes of it"""
+    flow = await race_of(lab, AnyOf(rest), number=2)
+    await lab.engine.executions.cancel(flow["z"], reason="enough")
+    await flow.complete("u0")
+    assert await lab.state(flow["z"]) is CANCELLED
+    expected = CANCELLED if rest is Rest.CANCEL else PublicState.WAITING
+    assert await lab.state(flow["u1"]) is expected
 
 
 @pytest.mark.parametrize("rest", Rest)
@@ -373,7 +390,7 @@ async def test_those_who_still_run_are_cancelled_when_all_hope_is_lost(
         await flow.complete("u2", "u3")
         assert await counters(flow, "z") == (4, 2, 2, 0)
     else:
-        assert await reason_of(flow, "u2") == (LOST_HOPE, "flow_cascade")
+        assert await reason_of(flow, "u2") == (LOST_HOPE, "operator_override")
         assert await lab.state(flow["u3"]) is CANCELLED
 
 

@@ -193,7 +193,7 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     generation whose channels it still uses, if it was replayed from a chosen step since. One that
     is `seeded` was given steps before its first attempt. `undo_time` is how long its recorded
     compensations may take, None if it has none; `cleanup` is the clean-up that is going on, or that
-    it ended with.
+    it ended with. `newest_edge` is the last that was staged into it, in a flow that grows.
     `touched_at` is the moment of the last change that no event and no lease shows.
     """
 
@@ -227,6 +227,7 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     waits: Waits | None = None
     join: Join | None = None
     unsealed: bool = False
+    newest_edge: UUID | None = None
     budget: str | None = None
     flows: tuple[UUID, ...] = ()
     orphans: tuple[UUID, ...] = ()

@@ -283,7 +283,8 @@ def _waits_for(life: Life) -> str | None:
     """What a member of a flow waits for; None for a run that waits for its own children."""
     join, waits_for = life.join, list[str]()
     if join is not None and join.n:
-        waits_for.append(f"{join.running} of {join.n} upstreams")
+        edge = "" if life.newest_edge is None else f" (newest edge {life.newest_edge})"
+        waits_for.append(f"{join.running} of {join.n} upstreams{edge}")
     if life.unsealed:
         waits_for.append("the seal of its flow")
     return f"waits for {' and '.join(waits_for)}" if waits_for else None

@@ -125,10 +125,9 @@ def stage(
     flow: Flow, now: Millis, edge: Edge, upstream: Snapshot | None, downstream: Snapshot | None
 ) -> tuple[FlowChange, Staged]:
     """Adds an edge and gates the downstream in one change; if the upstream has ended already it is
-    settled at once. That the graph stays acyclic was looked at before."""
+    settled at once. A downstream that has ended stays so, and waits for the edge if it is replayed.
+    That the graph stays acyclic was looked at before."""
     upstream, downstream = both_ends(flow, upstream, downstream)
-    if isinstance(downstream.state, Ended):
-        raise InvalidGraph("the downstream has ended: it waits for nothing any more")
     join = downstream.life.join or Join()
     if join.state is not JoinState.PENDING and join.n:
         raise InvalidGraph("the join of the downstream has fired")
@@ -142,7 +141,8 @@ def stage(
         settled = ((edge.id, upstream.state.outcome),)
     # Only sealed joins are judged: what waits for an upstream also waits for the seal.
     unsealed = downstream.life.unsealed or (flow.state is FlowState.OPEN and not flow.eager)
-    gated = rejoined(downstream, now, replace(downstream.life, join=join, unsealed=unsealed))
+    life = replace(downstream.life, join=join, unsealed=unsealed, newest_edge=edge.id)
+    gated = rejoined(downstream, now, life)
     grown = changed(flow, now, edges=flow.edges + 1, revision=flow.revision + 1)
     change = FlowChange(
         flow, grown, (edge,), changes=(replace(gated, settled=settled),), guards=(upstream,)
@@ -197,10 +197,10 @@ def set_policy(
 
 
 def check_seal(snapshot: Snapshot) -> None:
-    """A join that can never be satisfied is refused when the flow is sealed, also one that no edge
-    leads to: the caller that asked for some upstreams has forgotten their edges."""
+    """A join that its edges can never satisfy is refused when the flow is sealed. One without any
+    edge waits for nothing."""
     join = snapshot.life.join
-    if join is not None:
+    if join is not None and join.n:
         check_policy(join.policy, join.n, str(snapshot.execution.id))
 
 

@@ -8,12 +8,12 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from flowfabric.core.execution.model import Ended, Flags, Snapshot, Source
+from flowfabric.core.execution.model import Ended, Flags, Snapshot
 from flowfabric.core.execution.outcome import Outcome
 
 _FLOW = int(Flags.FLOW)  # flags are slow, and every ending is tested
 
-SIBLING = "sibling_"
+SIBLING = "sibling_quorum_"
 """Prefix of the cancel reason when a join cancels its siblings."""
 
 
@@ -123,6 +123,4 @@ def _awaited(after: Snapshot) -> tuple[OutboxEntry, ...]:
 
 def is_spared(snapshot: Snapshot) -> bool:
     """Whether an ending is the doing of a join that had enough, and so no failure."""
-    life = snapshot.head.life
-    by_join = life.cancelled_by == Source.FLOW_CASCADE
-    return by_join and (life.cancel_reason or "").startswith(SIBLING)
+    return (snapshot.head.life.cancel_reason or "").startswith(SIBLING)

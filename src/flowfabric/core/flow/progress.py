@@ -140,14 +140,15 @@ def settle(
 
 def rejoined(snapshot: Snapshot, now: Millis, life: Life) -> "Change[object]":
     """The execution with another join, or with its flow sealed. Unless the flow is open its join is
-    judged; one that fires lets the execution pass or skips it, in the same change."""
+    judged; one that fires lets the execution pass or skips it, in the same change. The join of an
+    execution that has ended fires as well: its upstreams race for nothing, and are cancelled."""
     before, join = snapshot.life.join, life.join
     if join is not None and not life.unsealed:
         join = evaluate(join, now)
         life = replace(life, join=join)
-    if join is None or isinstance(snapshot.state, Ended) or not _fires(before, join):
+    if join is None or not _fires(before, join):
         return Change(None, snapshot, stand(snapshot, now, life))
-    if join.state is JoinState.IMPOSSIBLE:
+    if join.state is JoinState.IMPOSSIBLE and not isinstance(snapshot.state, Ended):
         change = _skip(snapshot, now, life)
     else:
         change = Change(None, snapshot, stand(snapshot, now, life))
@@ -175,7 +176,7 @@ def stand(snapshot: Snapshot, now: Millis, life: Life, **head: object) -> Snapsh
 
 def sibling_reason(join: Join) -> str:
     """Why the upstreams of a join that has fired are cancelled."""
-    return f"{SIBLING}quorum_{join.state}"
+    return f"{SIBLING}{join.state}"
 
 
 def wait_children(snapshot: Snapshot | None, now: Millis, owner: Owner) -> "Change[Delayed]":

@@ -49,6 +49,10 @@ class FollowOn(Struct, frozen=True):
     call: ClaimCall
     begins: dict[int, Begin]
 
+    def upstreams(self, changes: Sequence[DownstreamChange]) -> list[UUID]:
+        """Whose endings give their slots to what is claimed."""
+        return [upstream for place in self.begins for upstream in changes[place].upstreams]
+
 
 class FollowOns(Service):
     """Part of `engine.attempts`, which writes endings."""
@@ -110,10 +114,12 @@ class FollowOns(Service):
         call = follow_on.call
         try:
             written = await self._context.store.end_and_claim(endings, now, changes, call)
-        except Unavailable:  # it may have been done: the next claim hands back what was taken
-            self._calls.unanswered([call], now)
-            self._context.store.hints.wake(Topic.WORK)
+        except Unavailable:  # it may have been done
+            self._hand_back_unheard(call, now)
             raise
+        if any(upstream not in written for upstream in follow_on.upstreams(changes)):
+            # Refused; or done, but the reply was lost and only its repeat refused.
+            self._hand_back_unheard(call, now)
         claims = self._begun(follow_on, changes, written.claimed)
         if claims and (seen := watching()) is not None:
             seen.claimed([change.after for change in claims.values() if change.after is not None])
@@ -122,6 +128,11 @@ class FollowOns(Service):
             each for each in others if each.before and each.before.execution.uuid in written
         ]
         return written, [*claims.values(), *released]
+
+    def _hand_back_unheard(self, call: ClaimCall, now: Millis) -> None:
+        """The next claim hands back what the call may have taken."""
+        self._calls.unanswered([call], now)
+        self._context.store.hints.wake(Topic.WORK)
 
     def _begun(
         self,
