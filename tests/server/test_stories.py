@@ -268,7 +268,7 @@ async def follow(player: Player, id: str) -> tuple[list[str], str]:
     """What a tail shows until the stream is closed, and why it was."""
     after, payloads = "0-0", list[str]()
     while True:
-        query = {"after": after, "block_ms": 1_000, "limit": 2}
+        query: dict[str, str | int] = {"after": after, "block_ms": 1_000, "limit": 2}
         url = f"/v1/executions/{id}/attempts/0/stream/tail"
         page = (await player.http.get(url, params=query)).json()
         payloads += [frame["fields"]["payload"] for frame in page["frames"]]
