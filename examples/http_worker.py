@@ -45,9 +45,10 @@ def call(path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         except urllib.error.HTTPError as refused:
             if refused.code < 500 and refused.code != 429:
                 return refused.code, json.load(refused)
-        except OSError:
-            pass
-        time.sleep(1)
+        except OSError as error:
+            print(f"{SERVER} does not answer, asking again: {error}", flush=True)
+        if stopping.wait(1):
+            raise SystemExit(f"stopped while {SERVER} did not answer; open leases will expire")
 
 
 def keep_leases() -> None:

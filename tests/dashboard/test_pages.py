@@ -123,6 +123,7 @@ async def test_a_graph_is_drawn_with_states_and_zooms(
     page = await visitor.go(addresses["flow"])
     assert await page.locator(".graph .node[data-tone=ok]").count() == 4
     assert await page.locator(".graph .edge[data-done='1']").count() == 4
+    assert await page.locator(".graph button").count() == 0, "it would cover a node"
     before = await page.locator(".graph svg").get_attribute("viewBox")
     await page.get_by_role("button", name="Zoom in").click()
     assert await page.locator(".graph svg").get_attribute("viewBox") != before

@@ -1,12 +1,13 @@
 """Whole stories that clients of the original play, over HTTP alone (server-sdk.md 7)."""
 
+import json
 from base64 import b64encode
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.kit.http import add_member, create, create_flow
+from tests.kit.http import BUDGET, add_member, create, create_flow
 from tests.kit.lab import Lab
 from tests.kit.signalling import fresh
 
@@ -65,23 +66,28 @@ class Player:
         return found
 
     async def signal(
-        self, id: str, waitpoint: str, token: str, who: str, status: int = 200
+        self, id: str, waitpoint: str, token: str, who: str, status: int = 200, /, **more: Any
     ) -> dict[str, Any]:
-        found: dict[str, Any] = await self.post(
-            f"/v1/executions/{id}/signal",
-            status,
-            execution_id=id,
-            waitpoint_id=waitpoint,
-            signal_id=str(fresh()),
-            signal_name="deploy_approval",
-            signal_category="approval",
-            source_type="user",
-            source_identity=who,
-            target_scope="waitpoint",
-            waitpoint_token=token,
-            now=0,
-        )
+        body = {
+            "execution_id": id,
+            "waitpoint_id": waitpoint,
+            "signal_id": str(fresh()),
+            "signal_name": "deploy_approval",
+            "signal_category": "approval",
+            "source_type": "user",
+            "source_identity": who,
+            "target_scope": "waitpoint",
+            "waitpoint_token": token,
+            "now": 0,
+        }
+        path = f"/v1/executions/{id}/signal"
+        found: dict[str, Any] = await self.post(path, status, **{**body, **more})
         return found
+
+
+def needs(*capabilities: str) -> dict[str, Any]:
+    """A policy that asks for these."""
+    return {"routing_requirements": {"required_capabilities": capabilities}}
 
 
 def b64(data: bytes) -> str:
@@ -231,6 +237,152 @@ async def approve(player: Player, deploy: str) -> None:
     assert await player.state(deploy) == "suspended"
     second = await player.signal(deploy, waitpoint, token, "bob")
     assert second["Accepted"]["effect"] == "resume_condition_satisfied"
+
+
+async def test_a_budget_stops_a_flow(player: Player) -> None:
+    """7.5: five children share a budget of two dimensions; a hard breach counts nothing."""
+    limits = {"dimensions": ["tokens", "cost"], "hard_limits": [1200, 15_000]}
+    budget = {**BUDGET, "budget_id": str(fresh()), **limits, "soft_limits": [800, 10_000]}
+    await player.post("/v1/budgets", 201, **budget)
+    url, flow = f"/v1/budgets/{budget['budget_id']}", await create_flow(player.http)
+    children = [await add_member(player.http, flow) for _ in range(5)]
+    said = []
+    for child in children:
+        claim = await player.take("default")
+        spent = {"tokens": 450, "cost": 4_000}
+        answer = await player.post(f"{url}/usage", dimensions=spent, dedup_key=child, now=0)
+        said.append(answer if isinstance(answer, str) else next(iter(answer)))
+        if said[-1] == "HardBreach":
+            await player.do(claim, "fail", reason="spent", category="budget_hard_breach")
+        else:
+            await player.do(claim, "complete")
+    assert said == ["Ok", "SoftBreach", *["HardBreach"] * 3]
+    status = (await player.http.get(url)).json()
+    assert status["usage"] == {"tokens": 900, "cost": 8_000}
+    assert (status["breach_count"], status["soft_breach_count"]) == (3, 1)
+    stop = {"reason": "spent", "cancellation_policy": "cancel_pending", "flow_id": flow, "now": 0}
+    assert "Cancelled" in await player.post(f"/v1/flows/{flow}/cancel", **stop)
+
+
+async def follow(player: Player, id: str) -> tuple[list[str], str]:
+    """What a tail shows until the stream is closed, and why it was."""
+    after, payloads = "0-0", list[str]()
+    while True:
+        query: dict[str, str | int] = {"after": after, "block_ms": 1_000, "limit": 2}
+        url = f"/v1/executions/{id}/attempts/0/stream/tail"
+        page = (await player.http.get(url, params=query)).json()
+        payloads += [frame["fields"]["payload"] for frame in page["frames"]]
+        if "closed_at" in page and not page["frames"]:
+            return payloads, page["closed_reason"]
+        after = page["frames"][-1]["id"] if page["frames"] else after
+
+
+async def test_media_pipeline(player: Player) -> None:
+    """7.7: streams followed to their end, results as bytes, racing reviewers, a forged token."""
+    heard = await create(player.http, policy=needs("asr"))
+    assert (await player.grant("default", "llm")).status_code == 204
+    claim = await player.take("default", "asr")
+    for word in ("one", "two", "three"):
+        await player.do(claim, "frames", frames=[{"text": word, "frame_type": "delta"}])
+    await player.do(claim, "complete", result_base64=b64(b"\x00\xff"))
+    assert await follow(player, heard) == (["one", "two", "three"], "attempt_success")
+    assert (await player.http.get(f"/v1/executions/{heard}/result")).content == b"\x00\xff"
+    summary = await create(player.http, policy=needs("llm"))
+    claim = await player.take("default", "llm")
+    opened = await player.do(claim, "suspend", signal="review")
+    ((waitpoint, token),) = [(w["waitpoint_id"], w["token"]) for w in opened["waitpoints"]]
+    forged = token[:-1] + ("1" if token.endswith("0") else "0")
+    refused = await player.signal(summary, waitpoint, forged, "mallory", 400)
+    assert "invalid_token" in refused["error"]
+    assert await player.state(summary) == "suspended"
+    review = {"signal_name": "review", "payload": list(b'{"ok": true}'), "payload_encoding": "json"}
+    review |= {"idempotency_key": f"review-approve/{summary}/{waitpoint}"}
+    answers = [
+        await player.signal(summary, waitpoint, token, who, 200, **review) for who in ("ada", "bob")
+    ]
+    first = answers[0]["Accepted"]
+    assert first["effect"] == "resume_condition_satisfied"
+    assert answers[1] == {"Duplicate": {"existing_signal_id": first["signal_id"]}}
+    claim = await player.take("default", "llm")
+    assert [signal["payload_json"] for signal in claim["signals"]] == [{"ok": True}]
+    await player.do(claim, "complete", result="a summary")
+    assert await player.state(summary) == "completed"
+
+
+@pytest.mark.parametrize("approved", [True, False])
+async def test_coding_agent(player: Player, approved: bool) -> None:
+    """7.8: frames and progress, one review for both verdicts, and the attempt goes on."""
+    id = await create(player.http)
+    claim = await player.take("default")
+    for percent in (5, 45, 90):
+        await player.do(claim, "progress", percent=percent, message="thinking")
+        await player.do(claim, "frames", frames=[{"payload_json": {"step": percent}}])
+    (open,) = (await player.do(claim, "suspend", signal="review_response"))["waitpoints"]
+    info = (await player.http.get(f"/v1/executions/{id}")).json()
+    assert info["public_state"] == "suspended"
+    assert info["state_vector"]["blocking_reason"] == "waiting_for_signal"
+    verdict = json.dumps({"approved": approved, "feedback": "hm"}).encode()
+    more = {"signal_name": "review_response", "payload": list(verdict), "payload_encoding": "json"}
+    await player.signal(id, open["waitpoint_id"], open["token"], "ada", 200, **more)
+    claim = await player.take("default")
+    assert (claim["started_as"], claim["attempt_index"]) == ("resume", 0)
+    (answer,) = claim["signals"]
+    if answer["payload_json"]["approved"]:
+        await player.do(claim, "complete", result="the patch")
+    else:
+        await player.do(claim, "fail", reason="rejected: hm", category="permanent")
+    assert await player.state(id) == ("completed" if approved else "failed")
+    payloads, reason = await follow(player, id)
+    assert [json.loads(payload)["step"] for payload in payloads] == [5, 45, 90]
+    assert reason == ("attempt_success" if approved else "attempt_failure")
+
+
+async def test_tenants_of_one_store(player: Player) -> None:
+    """7.10: a subscriber to one tenant sees its leases and nothing of another tenant."""
+    tenants = {}
+    for tenant in ("acme", "contoso"):
+        tenants[tenant] = await create(player.http, tags={"app.tenant": tenant})
+    for _ in tenants:
+        await player.do(await player.take("default"), "complete")
+    can = (await player.http.get("/v1/capabilities")).json()["capabilities"]
+    assert can["subscribe_lease_history"]
+    asked = {"family": "lease", "tag": "app.tenant=acme"}
+    events = (await player.http.get("/v1/events", params=asked)).json()["events"]
+    assert {event["execution_id"] for event in events} == {tenants["acme"]}
+    assert [event["lease"]["change"] for event in events] == ["acquired", "released"]
+
+
+async def test_an_operator_without_a_worker(player: Player) -> None:
+    """7.11: budgets, a quota and every act of an operator, on a store where no worker runs."""
+    for _ in range(2):
+        budget = str(fresh())
+        await player.post("/v1/budgets", 201, **{**BUDGET, "budget_id": budget})
+        used = await player.post(f"/v1/budgets/{budget}/usage", dimensions={"tokens": 7}, now=0)
+        status = (await player.http.get(f"/v1/budgets/{budget}")).json()
+        assert (used, status["usage"]) == ("Ok", {"tokens": 7})
+    window = {"window_seconds": 60, "max_requests_per_window": 5, "max_concurrent": 2, "now": 0}
+    await player.post("/v1/quotas", 201, quota_policy_id=str(fresh()), **window)
+    moved, cancelled, again, held, waiting = [await create(player.http) for _ in range(5)]
+    put = await player.http.put(f"/v1/executions/{moved}/priority", json={"new_priority": 900})
+    assert put.json() == {"Changed": {"execution_id": moved}}
+    for id in (cancelled, again):
+        await player.post(f"/v1/executions/{id}/cancel", execution_id=id, reason="no", now=0)
+    replayed = await player.post(f"/v1/executions/{again}/replay")
+    assert replayed == {"Replayed": {"public_state": "waiting"}}
+    assert (await player.http.get(f"/v1/executions/{held}/pending-waitpoints")).json() == []
+    flow = await create_flow(player.http)
+    member = await add_member(player.http, flow)
+    stop = {"flow_id": flow, "reason": "no", "cancellation_policy": "flow_only", "now": 0}
+    closed = await player.post(f"/v1/flows/{flow}/cancel", **stop)
+    assert closed["Cancelled"]["member_execution_ids"] == [member]
+    infos = [
+        (await player.http.get(f"/v1/executions/{id}")).json()
+        for id in (moved, cancelled, again, held, waiting)
+    ]
+    assert [info["priority"] for info in infos] == [900, 0, 0, 0, 0]
+    states = [info["state_vector"]["public_state"] for info in infos]
+    assert states == ["waiting", "cancelled", "waiting", "waiting", "waiting"]
+    assert infos[2]["state_vector"]["attempt_state"] == "pending_replay_attempt"
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT"])

@@ -85,6 +85,24 @@ async def test_a_killed_worker_loses_nothing(engine: Engine, address: str) -> No
     assert await engine.views.state(id) == "waiting"
 
 
+async def test_the_example_stops_while_its_server_is_away() -> None:
+    """As under a supervisor that stops both: the worker must not outlive the server."""
+    worker = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(ROOT / "examples" / "http_worker.py"),
+        env={**os.environ, "FLOWFABRIC_URL": "http://127.0.0.1:1"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert worker.stdout is not None
+    async with asyncio.timeout(30):
+        assert b"does not answer, asking again" in await worker.stdout.readline()
+        worker.send_signal(signal.SIGTERM)
+        _, said = await worker.communicate()
+    assert worker.returncode == 1
+    assert said.decode().startswith("stopped while http://127.0.0.1:1 did not answer")
+
+
 async def test_the_shell_script_works(engine: Engine, address: str, tmp_path: Path) -> None:
     found = re.search(r"```bash\n(#!.*?)```", GUIDE.read_text(), re.DOTALL)
     assert found is not None

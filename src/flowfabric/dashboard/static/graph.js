@@ -95,10 +95,12 @@ export class Graph {
     const boxes = this.order.map((id) => this.box(known.get(id), drawn.spots.get(id)));
     this.svg = s("svg", { role: "group", "aria-label": "Graph of the flow", tabindex: "0" },
       s("g", {}, lines), s("g", {}, boxes));
-    this.element = h("div", { class: "graph", "data-key": `graph-${drawings += 1}` }, this.svg, h("div", { class: "graph-tools" },
+    const key = `graph-${drawings += 1}`;
+    this.element = h("div", { class: "graph", "data-key": key }, this.svg);
+    this.tools = h("div", { class: "graph-tools", "data-key": `${key}-tools` },
       h("button", { type: "button", class: "tiny", "aria-label": "Zoom in", onclick: () => this.zoom(1 / 1.3) }, "+"),
       h("button", { type: "button", class: "tiny", "aria-label": "Zoom out", onclick: () => this.zoom(1.3) }, "−"),
-      h("button", { type: "button", class: "tiny", onclick: () => this.fit() }, "Fit")));
+      h("button", { type: "button", class: "tiny", onclick: () => this.fit() }, "Fit"));
     this.listen();
     this.fit();
     if (innerWidth < PHONE) this.view.w = Math.min(this.view.w, innerWidth / READABLE);

@@ -36,8 +36,8 @@ export function flow({ rest, can, refresh: again }) {
     const nodes = all.map((member) => ({ id: uuidOf(member.id), uuid: uuidOf(member.id), name: member.name || member.kind, kind: member.kind, state: member.state }));
     if (graph?.shows(nodes, edges)) return graph.update(nodes, edges);
     graph = new Graph(nodes, edges);
-    const hint = h("span", { class: "muted small wide-only" }, "Drag to move, wheel or + and − to zoom, 0 to fit, Tab to go from node to node");
-    return render(picture, card("Graph", graph.element, { flush: true, extra: hint }));
+    const hint = h("span", { class: "muted small wide-only graph-hint" }, "Drag to move, wheel or + and − to zoom, 0 to fit, Tab to go from node to node");
+    return render(picture, card("Graph", graph.element, { flush: true, extra: [hint, graph.tools] }));
   }
 
   function actions(found) {
