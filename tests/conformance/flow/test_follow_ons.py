@@ -16,8 +16,9 @@ from flowfabric.core.base.errors import NotActive, Unavailable
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.model import Snapshot, WorkerIdentity
+from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.status import PublicState
-from flowfabric.core.flow.join import On
+from flowfabric.core.flow.join import Edge, On
 from flowfabric.core.flow.model import FlowState
 from flowfabric.core.limit.budget import Budget, Limit
 from flowfabric.engine.engine import Engine
@@ -27,6 +28,7 @@ from tests.kit.flow_lab import declare
 from tests.kit.flowing import after_commit
 from tests.kit.lab import TTL, W1, W2, Lab
 from tests.kit.race import Race, kinds
+from tests.kit.signalling import fresh
 from tests.kit.situations import load
 
 pytestmark = pytest.mark.inside
@@ -248,6 +250,73 @@ async def test_the_last_upstream_of_a_join_is_followed(knowing: Lab, following: 
         assert following.begun == []
         await lab.complete(last)
     assert [claim.id for claim in following.begun] == [flow["z"]]
+
+
+@pytest.mark.parametrize("beside", ["a run of no flow", "x", "x>y;x>z", "x>y>z"])
+async def test_links_of_chains_are_followed_beside_other_endings(
+    knowing: Lab, following: Following, monkeypatch: pytest.MonkeyPatch, beside: str
+) -> None:
+    """One commit ends two links, and a run of no flow, a last member, or one that starts two"""
+    lab = knowing
+    chains = [await declare(lab, "a>b>c") for _ in range(2)]
+    lab.clock.advance(1)
+    other = None if " " in beside else await declare(lab, *beside.split(";"))
+    claims = await lab.claim(limit=3) if other else [*await lab.claim(limit=2), await lab.running()]
+    honest, commits = lab.engine.store.end_and_claim, list[int]()
+
+    async def counted(endings: Any, *rest: Any) -> Any:
+        commits.append(len(endings))
+        return await honest(endings, *rest)
+
+    monkeypatch.setattr(lab.engine.store, "end_and_claim", counted)
+    with following(lab.engine):
+        await asyncio.gather(*map(lab.complete, claims))
+    expected = {chain["b"] for chain in chains}
+    expected |= {other["y"]} if other and beside == "x>y>z" else set()
+    assert {claim.id for claim in following.begun} == expected
+    assert commits == [3]
+    for claim in following.begun:
+        assert claim.snapshot == await load(lab, claim.id)
+    await after_commit(lab)
+    flows = [*chains, other] if other else chains
+    assert [(await flow.check()).ended for flow in flows] == [{"success": 1}] * len(flows)
+    if other and beside == "x>y;x>z":
+        assert {each.id for each in await lab.claim(limit=9)} == {other["y"], other["z"]}
+
+
+async def test_an_edge_that_another_process_stages_before_the_commit_is_settled(
+    knowing: Lab, second_lab: Lab, following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I-9: also if this process knows the edges of the member, and has not read them"""
+    lab = knowing
+    await lab.complete(await (await declare(lab, "only")).take("only"))
+    flow = await declare(lab, "a>b", "x")
+    claim = await flow.take("a")
+    edge = Edge(fresh(), flow.id, flow["a"].uuid, flow["x"].uuid)
+    Race(lab, monkeypatch).before("end_and_claim", partial(second_lab.engine.flows.stage, edge))
+    with following(lab.engine):
+        await lab.complete(claim)
+    await after_commit(lab)
+    edges = await lab.engine.flow_views.edges(flow.id)
+    assert [each.outcome for each in edges] == [Outcome.SUCCESS] * 2
+    assert await lab.state(flow["x"]) is WAITING
+    await flow.check()
+
+
+async def test_a_downstream_that_is_changed_before_the_commit_is_decided_again(
+    knowing: Lab, second_lab: Lab, following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = knowing
+    flow = await declare(lab, "a>b")
+    claim = await lab.claim_one()
+    urgent = partial(second_lab.engine.executions.change_priority, flow["b"], 7, anywhere=True)
+    Race(lab, monkeypatch).before("end_and_claim", urgent)
+    with following(lab.engine):
+        await lab.complete(claim)
+    assert following.begun == []
+    await after_commit(lab)
+    assert await lab.state(flow["b"]) is WAITING
+    assert (await load(lab, flow["b"])).priority == 7
 
 
 async def test_upstreams_that_end_together_make_their_downstream_ready(

@@ -3,15 +3,15 @@ outbox; an execution suspends, resumes or keeps its lease, with its events, step
 signals and dedup records. Nothing else may be touched, so that there is nothing to lock
 beforehand."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
+from itertools import chain
 from typing import Any
 from uuid import UUID
 
 from flowfabric.core.execution.model import Active
 from flowfabric.store.postgres.moves import RowMove
 from flowfabric.store.postgres.session import columns, without_ids
-from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.execution import (
     COLUMNS,
     EVENT,
@@ -23,7 +23,7 @@ from flowfabric.store.rows.execution import (
     state_row,
     step_row,
 )
-from flowfabric.store.rows.flow import OUTBOX
+from flowfabric.store.rows.flow import OUTBOX, outbox_rows, settled_rows
 from flowfabric.store.rows.wait import writes_waits, written_by
 
 _DIRECT = {
@@ -48,11 +48,12 @@ _SHARED_STEP = tuple(map(STEP.index, ("generation", "name", "occurrence", "posit
 _SHARED_SIGNAL = (1,)
 """The number."""
 _STEP_WIDTH, _WAITPOINT_WIDTH, _SIGNAL_WIDTH, _DEDUP_WIDTH = 6, 4, 5, 4
-_SHARED_ENDING = (1, 2, 4, 6, 7, 8, 9, 10, 16)
+_SHARED_ENDING = (1, 2, 3, 4, 6, 7, 8, 9, 10, 16)
 _SHARED_EVENT = (1, 2, 3, 6)
 _SHARED_OUTBOX = (1, 3, 4, 5, 6)
 """Columns of `ended_directly` that the members of a cancelled flow have in common."""
 _EDGE = ("downstream", "flow", "id", "outcome")
+_OWED = len(OUTBOX) + 1
 
 
 def statement_for(move: RowMove) -> str | None:
@@ -120,20 +121,27 @@ def _values_with_edges(moves: Sequence[RowMove], names: Names) -> list[Any]:
     edges: list[Row] = []
     outbox: list[Row] = []
     for move in moves:
+        change, uuid = move.change, move.uuid
         rows.append((*state_row(move.after, names), move.before.head.version))
-        events += [event_row(event, names) for event in move.change.events]
-        beside = flow_rows.written_by([move.change])
-        edges += _of(move, beside.settled)
-        outbox += _of(move, beside.outbox)
-    ends = moves[0].target is StateTable.DONE
+        for event in change.events:
+            events.append(event_row(event, names))
+        # Each row says whose change writes it: only with that one.
+        for row in settled_rows(change):
+            edges.append((uuid, *row))
+        for row in outbox_rows(change.outbox):
+            outbox.append((uuid, *row))
+    width = len(COLUMNS[moves[0].target]) + 1
+    if moves[0].target is not StateTable.DONE:
+        beside = (columns(events, len(EVENT)), columns(edges, len(_EDGE)), columns(outbox, _OWED))
+        return [*columns(rows, width), *chain.from_iterable(beside)]
+    ended = columns(rows, width, _SHARED_ENDING)
+    by, flow, id, *owed = columns(outbox, _OWED, _SHARED_OUTBOX)
     return [
-        *columns(rows, len(COLUMNS[moves[0].target]) + 1, _SHARED_ENDING if ends else ()),
-        *columns(events, len(EVENT), _SHARED_EVENT if ends else ()),
+        *ended,
+        *without_ids(columns(events, len(EVENT), _SHARED_EVENT), ended[0]),
         *columns(edges, len(_EDGE)),
-        *columns(outbox, len(OUTBOX) + 1, _SHARED_OUTBOX if ends else ()),
+        *without_ids([by], ended[0]),
+        flow,
+        *without_ids([id], ended[0]),
+        *owed,
     ]
-
-
-def _of(move: RowMove, rows: Iterable[Row]) -> list[Row]:
-    """Each row says whose change writes it: only with that one."""
-    return [(move.uuid, *row) for row in rows]

@@ -252,11 +252,13 @@ owed as (
 select moved.id from moved
 
 -- name: ended_directly
--- From `ready` or `parked` to `done`; a version is in one place only.
+-- From `ready` or `parked` to `done`; a version is in one place only. What all share of a column comes
+-- as one element; ids that are those of the endings, one each and in their order, come as NULL.
 with given as materialized (
     select
         m.id, coalesce(m.version, ($2::integer[])[1]) as version,
-        coalesce(m.epoch, ($3::integer[])[1]) as epoch, m.rank,
+        coalesce(m.epoch, ($3::integer[])[1]) as epoch,
+        coalesce(m.rank, ($4::bigint[])[1]) as rank,
         coalesce(m.flags, ($5::smallint[])[1]) as flags, m.attempt,
         coalesce(m.start, ($7::smallint[])[1]) as start,
         case cardinality($8::bytea[]) when 1 then ($8::bytea[])[1] else m.life end as life,
@@ -323,8 +325,8 @@ told as (
         coalesce(v.epoch, ($21::integer[])[1]), v.attempt, v.worker,
         case cardinality($24::bytea[]) when 1 then ($24::bytea[])[1] else v.detail end
     from unnest(
-        $18::uuid[], $19::bigint[], $20::smallint[], $21::integer[], $22::integer[],
-        $23::integer[], $24::bytea[]
+        coalesce($18::uuid[], $1::uuid[]), $19::bigint[], $20::smallint[], $21::integer[],
+        $22::integer[], $23::integer[], $24::bytea[]
     ) as v (id, at, kind, epoch, attempt, worker, detail)
     where (v.id in (select gone.id from gone)) is true
 ),
@@ -349,8 +351,8 @@ owed as (
         case cardinality($34::smallint[]) when 1 then ($34::smallint[])[1] else c.outcome end,
         coalesce(c.spared, ($35::boolean[])[1])
     from unnest(
-        $29::uuid[], $30::uuid[], $31::uuid[], $32::integer[], $33::smallint[],
-        $34::smallint[], $35::boolean[]
+        coalesce($29::uuid[], $1::uuid[]), $30::uuid[], coalesce($31::uuid[], $1::uuid[]),
+        $32::integer[], $33::smallint[], $34::smallint[], $35::boolean[]
     ) as c (by, flow, id, number, kind, outcome, spared)
     where (c.by in (select gone.id from gone)) is true
     on conflict (flow, id, number, kind) do nothing

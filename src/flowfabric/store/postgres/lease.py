@@ -15,7 +15,16 @@ from flowfabric.core.base.errors import Invalid, Locked
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.event import Event
-from flowfabric.core.execution.model import Active, Ended, Head, Lease, Snapshot
+from flowfabric.core.execution.model import (
+    Active,
+    Ended,
+    Head,
+    Lease,
+    Ready,
+    Snapshot,
+    Waiting,
+)
+from flowfabric.core.flow.outbox import OutboxKind
 from flowfabric.core.flow.progress import DownstreamChange
 from flowfabric.store.postgres.apply import prepare, recognise
 from flowfabric.store.postgres.claim import takes_simply
@@ -23,7 +32,7 @@ from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
 from flowfabric.store.postgres.lists import FIRST_ID
 from flowfabric.store.postgres.moves import RowMove
-from flowfabric.store.postgres.session import PostgresSession, columns, insert_new, once
+from flowfabric.store.postgres.session import Columns, PostgresSession, columns, insert_new, once
 from flowfabric.store.queries import ChangedByEnds, ClaimCall, Progress, Renewal, SideWrite
 from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.execution import (
@@ -34,6 +43,7 @@ from flowfabric.store.rows.execution import (
     Row,
     StateTable,
     event_row,
+    queue_number,
     state_row,
     write_life,
 )
@@ -41,13 +51,17 @@ from flowfabric.store.rows.flow import OUTBOX, outbox_rows
 
 
 class _Following(Struct, frozen=True):
-    """Downstreams that go on with endings, and (downstream, upstream, flow, open edges) of all that
-    they have counted. Those in `claimed` become leases of `call`, if it may take them."""
+    """Downstreams that go on with endings. Those in `claimed` become leases of `call`, if it may
+    take them."""
 
-    moves: Sequence[RowMove]
-    upstreams: Sequence[Row]
+    changes: Sequence[Change[object]]
     call: ClaimCall | None = None
     claimed: frozenset[UUID] = frozenset()
+    links: Sequence[Row] | None = None
+    """Where the endings are links of chains, (downstream, flow, version, life) for each."""
+    moves: Sequence[RowMove] = ()
+    upstreams: Sequence[Row] = ()
+    """(downstream, upstream, flow, open edges) of all that the downstreams have counted."""
 
 
 _RELEASED = tuple(
@@ -61,6 +75,9 @@ _RELEASED_SHARED = tuple(
 )
 _OUTBOX_SHARED = tuple(OUTBOX.index(name) for name in ("number", "kind", "outcome", "spared"))
 """What members at the same place of like flows have in common."""
+_NO_LINK = (None, None, None)
+_LINK_SHARED = (2, 3)
+"""Links of like chains have the same version and, as they go on at the same moment, life."""
 _NO_EVENT = (None, None, None)
 _END_WIDTH = 9 + len(_NO_EVENT)
 _END_SHARED = (1, 2, 3, 4, 6, _END_WIDTH - 2)
@@ -111,8 +128,7 @@ async def end(
     workers.update(event.worker for end in ends for event in end.events if event.worker is not None)
     await session.book.need_workers(workers)
     if downstreams:
-        moves = await prepare(session, [each.change for each in downstreams])
-        following = _following(session, moves, downstreams, call)
+        following = await _following(session, ends, downstreams, call)
         work = partial(_end_with, session, ends, now, following)
         # Refused together: whatever it is, the endings do not wait for it.
         with suppress(Invalid, Locked):
@@ -196,13 +212,10 @@ async def _end_with(
     connection: Connection,
     repeated: bool,
 ) -> ChangedByEnds:
-    names, call = session.book.names, following.call
-    written = [*(end.change for end in ends), *(move.change for move in following.moves)]
-    values = _end_values(ends, written, now, names)
-    more = _release_values(following, names)
-    claim = () if call is None else _claim_values(session, call)
-    query = "ended_with_downstreams" if call is None else "ended_and_claimed"
-    rows = await connection.fetch(session.queries[query], *values, *more, *claim)
+    call = following.call
+    written = [*(end.change for end in ends), *following.changes]
+    query, values = _with_following(session, ends, now, written, following)
+    rows = await connection.fetch(session.queries[query], *values)
     found = {uuid for uuid, _ in rows}
     claimed = {uuid: payload for uuid, payload in rows if payload is not None}
     if repeated and len(found) < len(written):
@@ -214,6 +227,27 @@ async def _end_with(
     return ChangedByEnds(found, claimed=claimed, repeated=repeated)
 
 
+def _with_following(
+    session: PostgresSession,
+    ends: Sequence[_End],
+    now: Millis,
+    written: Sequence[Change[object]],
+    following: _Following,
+) -> tuple[str, list[Any]]:
+    """The statement that ends executions and lets their downstreams go on, and its values."""
+    names, call, links = session.book.names, following.call, following.links
+    claim = () if call is None else _claim_values(session, call)
+    if links is not None:
+        values = [*_end_columns(ends), now, *columns(links, 4, shared=_LINK_SHARED), FIRST_ID]
+        return "ended_in_chains", [*values, *claim]
+    values = [*_end_values(ends, written, now, names), *_release_values(following, names)]
+    return "ended_with_downstreams" if call is None else "ended_and_claimed", [*values, *claim]
+
+
+def _end_columns(ends: Sequence[_End]) -> Columns:
+    return columns([end.row for end in ends], _END_WIDTH, shared=_END_SHARED)
+
+
 def _end_values(
     ends: Sequence[_End], written: Sequence[Change[object]], now: Millis, names: Names
 ) -> list[Any]:
@@ -221,25 +255,69 @@ def _end_values(
     events = [event_row(event, names) for end in ends for event in end.events]
     owed = [row for each in written if (outbox := each.outbox) for row in outbox_rows(outbox)]
     return [
-        *columns([end.row for end in ends], _END_WIDTH, shared=_END_SHARED),
+        *_end_columns(ends),
         now,
         *columns(events, len(EVENT)),
         *columns(owed, len(OUTBOX), shared=_OUTBOX_SHARED),
     ]
 
 
-def _following(
+async def _following(
     session: PostgresSession,
-    moves: Sequence[RowMove],
+    ends: Sequence[_End],
     downstreams: Sequence[DownstreamChange],
     call: ClaimCall | None,
 ) -> _Following:
-    upstreams = [row for each in downstreams for row in _upstream_rows(each)]
+    changes = [each.change for each in downstreams]
     if call is None or not takes_simply(session, call):
-        return _Following(moves, upstreams)
-    claimed = [each.change.before for each in downstreams if each.claimed is not None]
-    ids = frozenset([each.execution.uuid for each in claimed if each is not None])
-    return _Following(moves, upstreams, call, ids)
+        call, claimed = None, frozenset[UUID]()
+    else:
+        befores = [each.change.before for each in downstreams if each.claimed is not None]
+        claimed = frozenset([each.execution.uuid for each in befores if each is not None])
+        if (links := _links(ends, downstreams)) is not None:
+            return _Following(changes, call, claimed, links)
+    moves = await prepare(session, changes)
+    upstreams = [row for each in downstreams for row in _upstream_rows(each)]
+    return _Following(changes, call, claimed, moves=moves, upstreams=upstreams)
+
+
+def _links(ends: Sequence[_End], downstreams: Sequence[DownstreamChange]) -> list[Row] | None:
+    """What the ending of each link of a chain lets go on. None if one of them is more than that:
+    such endings need the general statement."""
+    going_on: dict[int, Row] = {}
+    for each in downstreams:
+        link = _link(each)
+        if link is None:
+            return None
+        going_on[each.upstreams[0].int] = link
+    rows: list[Row] = []
+    for end in ends:
+        flow, outbox = None, end.change.outbox
+        if end.events or len(outbox) > 1:
+            return None
+        if outbox:
+            flow, owed = outbox[0].flow, outbox[0]
+            if owed.kind is not OutboxKind.ENDED or owed.spared:
+                return None
+        id, *rest = going_on.get(end.row[0].int, _NO_LINK)
+        rows.append((id, flow, *rest))
+    return rows
+
+
+def _link(downstream: DownstreamChange) -> Row | None:
+    """The id, version and new life of a downstream that is claimed and waits for one upstream; None
+    if more of it changes."""
+    change = downstream.change
+    before, after = change.before, change.after
+    if downstream.claimed is None or before is None or after is None or change.owed:
+        return None
+    waits, ready = before.state, after.state
+    if not isinstance(waits, Waiting) or not isinstance(ready, Ready) or waits.next != ready.next:
+        return None
+    old, new = before.head, after.head
+    if new != replace(old, version=old.version + 1, life=new.life) or queue_number(after):
+        return None
+    return before.execution.uuid, old.version, write_life(new.life)
 
 
 def _release_values(following: _Following, names: Names) -> list[Any]:
