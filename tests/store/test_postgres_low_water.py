@@ -19,6 +19,7 @@ from flowfabric.store.postgres.low_water import (
     FEW_DEAD,
     HIGHEST,
     LATE,
+    LEARN_EVERY,
     LOOK_AROUND_EVERY,
     LOOK_EVERY,
     LOWEST,
@@ -216,6 +217,21 @@ def test_the_marks_follow_the_first_row_of_each_priority() -> None:
     assert found.ranges([7]) == Ranges([7, 7], [LOWEST, mark], [begin, HIGHEST])
     found.looked(NOW, 5, LOOKED, [(7, begin + 1)])
     assert found.skipped == Ranges([7], [begin], [begin + 1])
+
+
+def test_marks_of_a_route_are_moved_now_and_then() -> None:
+    found = LowWaterMarks()
+    assert not found.learns([7], NOW)
+    found.engage(NOW)
+    assert found.learns([7], NOW)
+    found.learn(found.ranges([7]), [None], NOW)
+    soon, later = Millis(NOW + LEARN_EVERY - 1), Millis(NOW + LEARN_EVERY)
+    assert [found.learns([7], at) for at in (NOW, soon, later)] == [False, False, True]
+    assert found.learns([7, 8], NOW)  # of one of them nothing is known
+    assert found.learns([7], Millis(NOW - 1))  # the clock was set back
+    found.disengage()
+    found.engage(NOW)
+    assert found.learns([7], NOW)
 
 
 def test_the_whole_table_is_looked_through_as_often_as_its_cost_allows() -> None:

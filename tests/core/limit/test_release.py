@@ -491,8 +491,10 @@ def test_keys_alone_are_served_as_lines_of_any_quota(
         for line in view.lines
         if (room := cap - taken[line.uses[0].key]) > 0
     ]
+    lines_of = {each.uuid: line.id for line in view.lines for each in line.waiting}
     latest = latest_turn(view.quotas["a"], view.served.get("a"))
     found = serve(lines, latest, hall.now, most)
     assert list(found.moves) == [(move.uuid.bytes, move.at) for move in expected.moves]
     last = max(expected.turns.items(), key=lambda each: each[1], default=None)
-    assert ((("a", found.queue), found.turn) if found.moves else None) == last
+    assert ((("a", found.queues[-1]), found.turn) if found.moves else None) == last
+    assert list(found.queues) == [lines_of[move.uuid] for move in expected.moves]

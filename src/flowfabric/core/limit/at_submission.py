@@ -58,8 +58,9 @@ def at_submission(
     full: set[int] = set()
     for snapshot in sorted(filter(waits_at_limit, snapshots), key=_RANK):
         execution = snapshot.execution
-        uses, quota = execution.uses, execution.uses[0].quota
-        if len(uses) > 1 or quota not in known or execution.route in closed:
+        uses = execution.uses
+        quota = uses[0].quota
+        if len(uses) > 1 or quota not in known or (closed and execution.route in closed):
             continue
         queue = queue_of(uses)
         room = known[quota].room.get(queue)

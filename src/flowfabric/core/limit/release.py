@@ -105,11 +105,11 @@ class OpenLine(Struct, frozen=True, gc=False):
 
 
 class LineRelease(Struct, frozen=True):
-    """Who is admitted from open lines, in this order and at these moments, and the turn of the line
-    that was served last."""
+    """Who is admitted from open lines, in this order and at these moments, the line of each, and the
+    turn of the last one."""
 
     moves: Sequence[tuple[bytes, Millis]]
-    queue: int
+    queues: Sequence[int]
     turn: int
 
 
@@ -198,16 +198,20 @@ def serve(lines: Iterable[OpenLine], latest: int, now: Millis, most: int) -> Lin
             if line.waiting
         ]
     )
+    deepest = max([len(waiting) for *_, waiting in ordered], default=0)
+    chosen = [
+        (queue, waiting[place][1])
+        for place in range(deepest)
+        for _, _, queue, waiting in ordered
+        if place < len(waiting)
+    ][:most]
     turns: Turns[bytes] = Turns(latest, now)
+    turn = 0
     moves: list[tuple[bytes, Millis]] = []
-    queue = turn = 0
-    for place in range(max([len(waiting) for *_, waiting in ordered], default=0)):
-        for _, _, queue_of_line, waiting in ordered:
-            if place < len(waiting) and len(moves) < most:
-                _, id = waiting[place]
-                queue, turn = queue_of_line, turns.next(id)
-                moves.append((id, turns.moment))
-    return LineRelease(moves, queue, turn)
+    for _, id in chosen:
+        turn = turns.next(id)
+        moves.append((id, turns.moment))
+    return LineRelease(moves, [queue for queue, _ in chosen], turn)
 
 
 def forgotten_at(now: Millis) -> Millis:
@@ -245,12 +249,10 @@ class Turns(Generic[Id]):
     def __init__(self, latest: int, now: Millis) -> None:
         first = now * TURNS
         self._turn = first if latest < first else _next_moment(latest)
-        self._latest_moment = now + AHEAD
+        self._latest_moment = Millis(now + AHEAD)
         self._before: Id | None = None
-
-    @property
-    def moment(self) -> Millis:
-        return Millis(min(self._turn // TURNS, self._latest_moment))
+        self.moment = self._moment()
+        """Of the last turn that was handed out."""
 
     def next(self, id: Id) -> int:
         behind = self._before is not None and id < self._before
@@ -259,7 +261,11 @@ class Turns(Generic[Id]):
             self._turn = _next_moment(self._turn)
         else:
             self._turn += 1
+        self.moment = self._moment()
         return self._turn
+
+    def _moment(self) -> Millis:
+        return Millis(min(self._turn // TURNS, self._latest_moment))
 
 
 def moment_after(turn: int, now: Millis) -> Millis:

@@ -64,10 +64,10 @@ class KnownLines(Service):
         self.contested: set[str] = set()
         """Quotas that other processes may have moved."""
 
-    def meet(self, queue: int, uses: Uses) -> None:
-        """Notes the queue of an execution."""
-        if uses and queue not in self._introduced:
-            self._new[queue] = uses
+    def meet(self, queues: Mapping[int, Uses]) -> None:
+        """Notes the queues of executions."""
+        known = self._introduced
+        self._new |= {queue: uses for queue, uses in queues.items() if uses and queue not in known}
 
     def forget_queues(self) -> None:
         """The store may have forgotten queues that were empty."""

@@ -83,8 +83,9 @@ class Releases(Service):
         """Looks at the limits of executions that wait for them or have given room back. The event
         is what has happened in their lines; without one that is known for sure, their slots are
         counted."""
-        routes: set[Route] = set()
+        routes: dict[int, Route] = {}  # by identity: runs of a claim share the route
         lines: dict[str, list[int]] = {}
+        met: dict[int, Uses] = {}
         for execution in executions:
             uses = execution.uses
             queue = queue_of(uses)
@@ -92,13 +93,14 @@ class Releases(Service):
                 self._shared.update(_shared_by(uses))
             for use in uses:
                 lines.setdefault(use.quota, []).append(queue)
-            self.lines.meet(queue, uses)
-            routes.add(execution.route)
+            met[queue] = uses
+            routes[id(execution.route)] = execution.route
+        self.lines.meet(met)
         for quota, queues in lines.items():
             self.lines.note(quota, queues, event)
             if (dirty := self._dirty.setdefault(quota, set())) is not None:
                 dirty.update(queues)
-        for route in routes:
+        for route in routes.values():
             self.closed.meet(route)
         self._start()
 

@@ -207,7 +207,7 @@ async def _take_marked(
     ranges = marks.ranges(routes)
     query = _marked(session.queries["taken_leases"], call.suspects)
     began = time.perf_counter()
-    asked = (ranges.routes, *values[1:], ranges.lows, ranges.highs, marks.engaged)
+    asked = (ranges.routes, *values[1:], ranges.lows, ranges.highs, marks.learns(routes, now))
     rows = await connection.fetch(query, *asked)
     if (firsts := rows[0][_FIRSTS]) is not None:
         marks.learn(ranges, firsts, now)

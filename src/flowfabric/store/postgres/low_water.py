@@ -27,6 +27,9 @@ LOOK_EVERY = 100
 LATE = 100
 """A mark stays so many milliseconds behind the present: a row is committed a little after the
 moment its rank is made of."""
+LEARN_EVERY = 25
+"""Milliseconds between two claims that move the marks: such a claim walks twice over the rows that
+were claimed since."""
 GROWTH = 1000
 """The growth is looked at that began so many milliseconds ago: rows may be committed that late."""
 OPEN_BLOCKS = 32
@@ -68,6 +71,7 @@ class LowWaterMarks:
         self._sizes: deque[tuple[Millis, int]] = deque()
         self._looked_at = Millis(0)
         self._around_at = Millis(0)
+        self._learned_at: dict[int, Millis] = {}
 
     # -- whether it is worth it
 
@@ -94,6 +98,7 @@ class LowWaterMarks:
     def disengage(self) -> None:
         self.engaged = False
         self._marks.clear()
+        self._learned_at.clear()
         self._sizes.clear()
         self._walked = None
 
@@ -113,9 +118,17 @@ class LowWaterMarks:
             _add(found, route, low, HIGHEST)
         return found
 
+    def learns(self, routes: Iterable[int], now: Millis) -> bool:
+        """Whether a claim from these routes asks where their first rows are, for `learn`."""
+        if not self.engaged:
+            return False
+        known = [self._learned_at.get(route) for route in routes]
+        return any(at is None or not 0 <= now - at < LEARN_EVERY for at in known)
+
     def learn(self, ranges: Ranges, firsts: Sequence[int | None], now: Millis) -> None:
         """Moves the marks up to the first rank there was a row at, in each part. Where there was
         none, to the present: new rows of that priority come behind it."""
+        self._learned_at.update(dict.fromkeys(ranges.routes, now))
         for route, low, high, first in zip(*ranges, firsts, strict=True):
             marks = self._marks.setdefault(route, {})
             end = high if first is None else first

@@ -218,11 +218,16 @@ def state_row(snapshot: Snapshot, names: Names, key: Key = _itself) -> Row:
     """The row of `place_of(snapshot.state)`, in the order of COLUMNS."""
     state = snapshot.state
     match state:
-        # The two that most rows are come first.
+        # The three that most rows are come first.
         case Ended():
             return _done(snapshot, state, names, key)
         case Ready() | Lost():
             return _ready(snapshot, state, names, key)
+        case Waiting(next=next):
+            gate = int(state.gate)
+            head = _head(snapshot, next.attempt, next.start, key)
+            queue = queue_number(snapshot)
+            return (*head, next.timeout, gate, state.due_at, None, None, queue)
         case Active(lease=lease):
             return (
                 *_head(snapshot, lease.attempt, lease.start, key),
@@ -235,11 +240,6 @@ def state_row(snapshot: Snapshot, names: Names, key: Key = _itself) -> Row:
                 names.route_numbers[snapshot.execution.route],
                 queue_number(snapshot),
             )
-        case Waiting(next=next):
-            gate = int(state.gate)
-            head = _head(snapshot, next.attempt, next.start, key)
-            queue = queue_number(snapshot)
-            return (*head, next.timeout, gate, state.due_at, None, None, queue)
         case Suspended(next=next):
             note = msgspec.json.encode(_Note(state.suspension, state.reason))
             head = _head(snapshot, next.attempt, next.start, key)
@@ -249,15 +249,16 @@ def state_row(snapshot: Snapshot, names: Names, key: Key = _itself) -> Row:
 def queue_number(snapshot: Snapshot) -> int | None:
     """The queue an execution waits in, or holds a slot of."""
     match snapshot.state:
+        # The one that most rows are comes first.
+        case Ready() | Lost() | Active() | Waiting(gate=Gate.LIMIT):
+            limited = int(snapshot.head.flags) & _LIMITS
+            return queue_of(snapshot.execution.uses) if limited else None
         case Waiting(gate=Gate.BUDGET):
             return budget_queue(snapshot.life.budget or "")
         case Waiting(gate=Gate.BLOCKED) if is_blocked_by_code(snapshot):
             route, code = snapshot.execution.route, snapshot.life.code or CodeBlock()
             name = (route.namespace, route.lane, route.kind, *route.capabilities)
             return code_queue(name, code.tried)
-        case Ready() | Lost() | Active() | Waiting(gate=Gate.LIMIT):
-            limited = int(snapshot.head.flags) & _LIMITS
-            return queue_of(snapshot.execution.uses) if limited else None
         case _:
             return None
 
@@ -333,7 +334,7 @@ def read_snapshot(row: Sequence[Any], names: Names, uuid: Callable[[Any], UUID])
             version=row[_VERSION],
             epoch=row[_EPOCH],
             rank=row[_RANK],
-            flags=_flags(row[_FLAGS]),
+            flags=read_flags(row[_FLAGS]),
             life=EMPTY_LIFE if life is None else read_life(life),
         )
         state = _STATES[row[_PLACE]](row, names, uuid)
@@ -402,7 +403,7 @@ _START_OF = {int(start): start for start in Start}
 
 
 @cache
-def _flags(number: int) -> Flags:
+def read_flags(number: int) -> Flags:
     return Flags(number)
 
 

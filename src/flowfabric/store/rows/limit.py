@@ -64,12 +64,12 @@ def servable(lines: Iterable[Line], damaged: Collection[str]) -> list[Line]:
 
 
 def served_lines(
-    version: int, turn: int, room: dict[int, int], picked: Iterable[int], moved: Sequence[int]
+    version: int, turn: int, room: dict[int, int], picked: Sequence[int], moved: Sequence[int]
 ) -> ServedLines:
     """From the room there was in each line, and the lines of those that were picked and moved."""
     for queue in moved:
         room[queue] -= 1
-    left = Counter(picked) - Counter(moved)
+    left = Counter(picked) - Counter(moved) if len(picked) > len(moved) else ()
     return ServedLines(version, turn, len(moved), room, list(left))
 
 

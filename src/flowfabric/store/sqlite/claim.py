@@ -323,7 +323,7 @@ def _take(session: SqliteSession, call: ClaimCall, now: Millis, row: Row) -> Tak
         None if timeout is None else Millis(now + timeout),
     )
     issued = epoch + (not flags & _SPENT)
-    head = Head(version + 1, issued, rank, _read_flags(flags), rows.read_life(life))
+    head = Head(version + 1, issued, rank, rows.read_flags(flags), rows.read_life(life))
     execution = rows.read_execution(row, session.names, read_uuid)
     return Taken(Snapshot(execution, head, Active(lease)), payload)
 
@@ -337,10 +337,6 @@ def _taken_before(session: SqliteSession, call: ClaimCall, now: Millis) -> list[
 def _taken(session: SqliteSession, call: ClaimCall, row: Row) -> Taken:
     payload, rank, version, epoch, flags, attempt, start, life, *times = row[6:]
     lease = Lease(call.id, attempt, _STARTS[start], call.worker, *times)
-    head = Head(version, epoch, rank, _read_flags(flags), rows.read_life(life))
+    head = Head(version, epoch, rank, rows.read_flags(flags), rows.read_life(life))
     execution = rows.read_execution(row, session.names, read_uuid)
     return Taken(Snapshot(execution, head, Active(lease)), payload)
-
-
-def _read_flags(flags: int) -> Flags:
-    return Flags(flags) if flags else Flags.NONE

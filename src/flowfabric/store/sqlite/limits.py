@@ -15,6 +15,7 @@ from flowfabric.core.limit.release import (
     Candidate,
     Key,
     Line,
+    Move,
     OpenLine,
     QuotaView,
     Release,
@@ -80,14 +81,14 @@ def release(session: SqliteSession, release: Release) -> MovedByRelease | None:
         return None
     if release.turns and session.given("missing_queues", list(release.turns)).fetchall():
         return None
-    moved = _move(session, [(move.uuid.bytes, move.version, move.at) for move in release.moves])
+    moved = _move(session, release.moves)
     if versions:
         session.execute("counted_quotas", {"names": encode(list(release.versions)).decode()})
     session.each("served_queues", [(turn, *key) for key, turn in release.turns.items()])
     session.each("forgotten_admissions", release.forget.items())
     admissions = [(*noted, count) for noted, count in release.admissions.items()]
     session.insert("new_admissions", admissions)
-    return MovedByRelease(read_uuid(id) for id, _ in moved)
+    return MovedByRelease(map(read_uuid, moved))
 
 
 def serve(session: SqliteSession, ask: LinesRequest) -> ServedLines | OtherVersion | None:
@@ -103,13 +104,14 @@ def serve(session: SqliteSession, ask: LinesRequest) -> ServedLines | OtherVersi
     served = dict(session.rows("latest_turns", names))
     turn = latest_turn(quota, served.get(ask.quota))
     decided = decide(lines, turn, ask.now, ask.most)
-    moved = _move(session, [(id, None, at) for id, at in decided.moves])
-    if moved:
+    if decided.moves:
         turn = decided.turn
-        session.execute("served_queues", (turn, ask.quota, decided.queue))
+        session.insert("released_of_lines", [(id, None, at) for id, at in decided.moves])
+        session.among("gone_parked", [id for id, _ in decided.moves])
+        session.execute("served_queues", (turn, ask.quota, decided.queues[-1]))
     session.execute("counted_quotas", names)
     picked = [line.queue for line in lines for _ in line.waiting]
-    return served_lines(quota.version + 1, turn, room, picked, [queue for _, queue in moved])
+    return served_lines(quota.version + 1, turn, room, picked, decided.queues)
 
 
 def take_starts_back(session: SqliteSession, starts: Sequence[StartsBack]) -> None:
@@ -208,12 +210,15 @@ def _open_lines(
         "most": max(open.values()),
         **_shut(session, ask),
     }
-    lines: dict[int, tuple[int, list[tuple[int, bytes]]]] = {}
+    lines: list[OpenLine] = []
+    last, waiting = None, list[tuple[int, bytes]]()
     for queue, turn, rank, id in session.rows("first_of_lines", values):
-        _, waiting = lines.setdefault(queue, (turn, []))
-        if len(waiting) < open[queue]:
+        if queue != last:
+            last, waiting = queue, [(rank, id)]
+            lines.append(OpenLine(queue, turn, waiting))
+        elif len(waiting) < open[queue]:
             waiting.append((rank, id))
-    return [OpenLine(queue, *line) for queue, line in lines.items()]
+    return lines
 
 
 def _shut(session: SqliteSession, ask: QuotaViewRequest | LinesRequest) -> dict[str, str | None]:
@@ -300,15 +305,14 @@ def _admitted(
     return found
 
 
-def _move(
-    session: SqliteSession, moves: Sequence[tuple[bytes, int | None, Millis]]
-) -> list[tuple[bytes, int]]:
-    """From `parked` to `ready`, as `core.execution.gate.admit` with the limits gate open: each id
-    that was moved, and its queue."""
-    moved: list[tuple[bytes, int]] = []
-    for start in range(0, len(moves), MAX_BATCH):
-        found = session.given("released", moves[start : start + MAX_BATCH]).fetchall()
+def _move(session: SqliteSession, moves: Sequence[Move]) -> list[bytes]:
+    """From `parked` to `ready`, as `core.execution.gate.admit` with the limits gate open: the ids
+    that were moved."""
+    rows = [(move.uuid.bytes, move.version, move.at) for move in moves]
+    moved: list[bytes] = []
+    for start in range(0, len(rows), MAX_BATCH):
+        found = session.given("released", rows[start : start + MAX_BATCH]).fetchall()
         if found:
-            session.among("gone_parked", [id for id, _ in found])
-        moved += found
+            session.among("gone_parked", [id for (id,) in found])
+        moved += [id for (id,) in found]
     return moved
