@@ -145,7 +145,7 @@ async def test_steps_and_progress_are_written_beside_the_lease(bench: Bench) -> 
 async def progress_of(bench: Bench, uuid: UUID) -> Progress | None:
     detail = await bench.store.detail(uuid)
     assert detail is not None
-    return detail.progress
+    return detail.progress.get(0)
 
 
 async def test_a_recorded_step_stays_as_it_is(bench: Bench) -> None:

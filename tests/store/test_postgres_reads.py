@@ -57,7 +57,7 @@ async def test_a_detail_shows_everything(bench: Bench) -> None:
     detail = await bench.store.detail(uuid)
     assert detail is not None
     assert (detail.snapshot, detail.payload) == (creation.snapshot, b"abc")
-    assert (detail.tags, detail.progress) == ({"app.a": "1", "app.b": "2"}, None)
+    assert (detail.tags, detail.progress) == ({"app.a": "1", "app.b": "2"}, {})
     assert detail.touched_at == bench.now
     assert await bench.store.detail(bench.fresh()) is None
 
@@ -467,6 +467,6 @@ async def test_progress_is_told_only_when_there_is_some(bench: Bench) -> None:
     await bench.store.write_progress([progress(held, message="so far")], bench.now)
     detail = await bench.store.detail(held.execution.uuid)
     assert detail is not None
-    assert detail.progress == Progress(None, "so far")
+    assert detail.progress == {0: Progress(None, "so far")}
     assert lease_of(held).expires_at - bench.now == TTL
     assert attempt.complete(held, bench.now, owner_of(held)).plain_end

@@ -316,7 +316,7 @@ async def test_steps_and_progress_are_written_under_the_lease(bench: Bench) -> N
     assert await bench.store.steps([(uuid, 1)]) == [[]]
     detail = await bench.store.detail(uuid)
     assert detail is not None
-    assert detail.progress == Progress(20, "begun")
+    assert detail.progress == {0: Progress(20, "begun")}
     assert detail.snapshot == held
 
 

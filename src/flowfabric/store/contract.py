@@ -73,7 +73,6 @@ from flowfabric.store.queries import (
     Owing,
     Page,
     Place,
-    Progress,
     Query,
     QueueCount,
     QuotaViewRequest,
@@ -341,10 +340,6 @@ class HistoryStore(Protocol):
 
     async def attempts(self, uuid: UUID) -> list[Attempt]:
         """The attempts in history, by index."""
-
-    async def progress(self, uuid: UUID) -> dict[int, Progress]:
-        """What each attempt has reported last, by index; without those that have reported
-        nothing."""
 
     async def attempts_at(self, asked: Sequence[tuple[UUID, int]]) -> dict[UUID, Attempt]:
         """Of each execution the attempt in history with this index, if it is there and can be

@@ -79,15 +79,10 @@ class Renewal(Struct, frozen=True, gc=False):
     record: bool = False
 
 
-def reported(percent: int | None, message: str | None) -> Progress | None:
-    """None if the owner has said nothing."""
-    return None if percent is None and message is None else Progress(percent, message)
-
-
-def all_reported(rows: Iterable[Sequence[Any]]) -> dict[int, Progress]:
-    """What attempts have said, by index, of rows of index, percent and message."""
-    found = ((index, reported(percent, message)) for index, percent, message in rows)
-    return {index: said for index, said in found if said is not None}
+def reported(rows: Iterable[Sequence[Any]]) -> dict[int, Progress]:
+    """What attempts have said, of rows of index, percent and message. One that has only set a state
+    value is left out."""
+    return {row[0]: Progress(row[1], row[2]) for row in rows if (row[1], row[2]) != (None, None)}
 
 
 class SideWrite(Struct, frozen=True, gc=False):
@@ -163,16 +158,14 @@ class InboxEntry(Struct, frozen=True):
 
 
 class Detail(Struct, frozen=True):
-    """Everything a person may want to see of one execution. `progress_of` is the attempt that
-    reported its progress, which may be an earlier one. `state_value` is the last one that any
-    attempt has set."""
+    """Everything a person may want to see of one execution. `progress` is what each attempt has
+    reported last, by its index. `state_value` is the last one that any attempt has set."""
 
     snapshot: Snapshot
     payload: bytes
     tags: Mapping[str, str]
-    progress: Progress | None
+    progress: Mapping[int, Progress]
     touched_at: Millis
-    progress_of: int | None = None
     state_value: bytes | None = None
 
 

@@ -264,12 +264,14 @@ class Views(Service):
 
     async def attempts(self, id: str) -> list[Attempt]:
         """Every attempt by index, including the current one."""
-        snapshot = await self._existing(id)
-        uuid, store = snapshot.execution.uuid, self._context.store
-        history = {attempt.index: attempt for attempt in await store.attempts(uuid)}
-        for attempt in inline_attempts(snapshot):
+        detail = await self._detail(id)
+        if detail is None:
+            raise NotFound("execution", id)
+        uuid, said = detail.snapshot.execution.uuid, detail.progress
+        stored = await self._context.store.attempts(uuid)
+        history = {attempt.index: attempt for attempt in stored}
+        for attempt in inline_attempts(detail.snapshot):
             history.setdefault(attempt.index, attempt)
-        said = await store.progress(uuid)
         return [
             replace(
                 history[index],
@@ -562,6 +564,7 @@ def _description_at(detail: Detail, snapshot: Snapshot, now: Millis) -> Descript
 
 def _description(detail: Detail, snapshot: Snapshot) -> Description:
     execution, life, shape = snapshot.execution, snapshot.life, vector(snapshot)
+    current = snapshot.current_attempt
     return Description(
         id=execution.id,
         kind=execution.kind,
@@ -573,7 +576,7 @@ def _description(detail: Detail, snapshot: Snapshot) -> Description:
         state=shape.public,
         blocking=shape.blocking,
         blocking_detail=blocking_detail(snapshot),
-        attempt=snapshot.current_attempt,
+        attempt=current,
         attempt_id=snapshot.attempt_id,
         attempts_made=snapshot.attempts_made,
         lease=_lease_view(snapshot),
@@ -590,7 +593,7 @@ def _description(detail: Detail, snapshot: Snapshot) -> Description:
         cancel_reason=life.cancel_reason,
         cancelled_by=life.cancelled_by,
         cleanup=None if isinstance(snapshot.state, Ended) else life.cleanup,
-        progress=detail.progress if detail.progress_of == snapshot.current_attempt else None,
+        progress=None if current is None else detail.progress.get(current),
         capabilities=without_versions(execution.route.capabilities),
         version=version_of(execution.route),
         forked_from=_source_of(execution.facts.forked_from),

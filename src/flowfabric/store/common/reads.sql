@@ -2,6 +2,3 @@
 
 -- name: attempts_of
 select doc from {schema}.attempt where id = $1 order by "index"
-
--- name: progress_of
-select attempt, percent, message from {schema}.progress where id = $1

@@ -6,11 +6,11 @@ from operator import itemgetter
 from uuid import UUID
 
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Attempt, Progress, Snapshot
+from flowfabric.core.execution.model import Attempt, Snapshot
 from flowfabric.core.execution.step import Step
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import PostgresSession, once
-from flowfabric.store.queries import Detail, all_reported, reported
+from flowfabric.store.queries import Detail, reported
 from flowfabric.store.readable import named, readable
 from flowfabric.store.rows.execution import SNAPSHOT, read_attempt
 
@@ -39,10 +39,6 @@ async def tags(session: PostgresSession, uuids: Sequence[UUID]) -> list[dict[str
 async def attempts(session: PostgresSession, uuid: UUID) -> list[Attempt]:
     rows = await session.fetch(session.load, "attempts_of", uuid)
     return [named("an attempt of", uuid, partial(read_attempt, doc)) for (doc,) in rows]
-
-
-async def progress(session: PostgresSession, uuid: UUID) -> dict[int, Progress]:
-    return all_reported(await session.fetch(session.load, "progress_of", uuid))
 
 
 async def attempts_at(
@@ -94,13 +90,12 @@ async def _detail(
     if row is None:
         return None
     (snapshot,) = await session.read(connection, [row])
-    payload, keys, values, attempt, percent, message, state_value, touched_at = row[_WIDTH:]
+    payload, keys, values, said, state_value, touched_at = row[_WIDTH:]
     return Detail(
         snapshot=snapshot,
         payload=payload,
         tags=dict(zip(keys, values, strict=True)),
-        progress=reported(percent, message),
-        progress_of=attempt,
+        progress=reported(said),
         state_value=state_value,
         touched_at=touched_at,
     )

@@ -9,21 +9,21 @@ select
     s.*, e.payload,
     array(select t.key from {schema}.tag t where t.id = s.id order by t.key),
     array(select t.value from {schema}.tag t where t.id = s.id order by t.key),
-    p.attempt, p.percent, p.message,
+    array(
+        select row(p.attempt, p.percent, p.message) from {schema}.progress p where p.id = s.id
+    ),
     (
-        select v.state_value from {schema}.progress v
-        where v.id = s.id and v.state_value is not null order by v.attempt desc limit 1
+        select p.state_value from {schema}.progress p
+        where p.id = s.id and p.state_value is not null order by p.attempt desc limit 1
     ),
     greatest(
-        s.created_at, s.started_at, s.renewed_at, s.since, s.ended_at, p.at,
+        s.created_at, s.started_at, s.renewed_at, s.since, s.ended_at,
+        (select max(p.at) from {schema}.progress p where p.id = s.id),
         (select max(t.at) from {schema}.tag t where t.id = s.id),
         (select v.at from {schema}.event v where v.id = s.id order by v.seq desc limit 1)
     )
 from {schema}.snapshot s
 join {schema}.execution e on e.id = s.id
-left join lateral (
-    select * from {schema}.progress q where q.id = s.id order by q.attempt desc limit 1
-) p on true
 where s.id = $1
 
 -- name: attempts_at

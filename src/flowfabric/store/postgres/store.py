@@ -147,7 +147,6 @@ class PostgresStore:
     tags = _method(reads.tags)
     attempts = _method(reads.attempts)
     attempts_at = _method(reads.attempts_at)
-    progress = _method(reads.progress)
     steps = _method(reads.steps)
     page = _method(lists.page)
     snapshots = _method(lists.snapshots)

@@ -8,13 +8,15 @@ from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
+import msgspec
+
 from flowfabric.core.base.errors import Corruption
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Attempt, Progress, Route, Snapshot
+from flowfabric.core.execution.model import Attempt, Route, Snapshot
 from flowfabric.core.execution.routing import satisfies
 from flowfabric.core.execution.step import Step
 from flowfabric.store.contract import MAX_BATCH
-from flowfabric.store.queries import Claimable, Detail, ExpiredLease, all_reported, reported
+from flowfabric.store.queries import Claimable, Detail, ExpiredLease, reported
 from flowfabric.store.readable import named, readable
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.sqlite.claim import routes_for
@@ -58,13 +60,12 @@ def detail(session: SqliteSession, uuid: UUID) -> Detail | None:
     row = session.row("details", {"id": uuid.bytes})
     if row is None or not found:
         return None
-    payload, percent, message, attempt, state_value, touched_at = row
+    payload, said, state_value, touched_at = row
     return Detail(
         snapshot=found[uuid.bytes],
         payload=payload,
         tags=dict(session.rows("tags_of", {"id": uuid.bytes})),
-        progress=reported(percent, message),
-        progress_of=attempt,
+        progress=reported(msgspec.json.decode(said)),
         state_value=state_value,
         touched_at=touched_at,
     )
@@ -77,10 +78,6 @@ def tags(session: SqliteSession, uuids: Sequence[UUID]) -> list[dict[str, str]]:
 def attempts(session: SqliteSession, uuid: UUID) -> list[Attempt]:
     found = session.rows("attempts_of", (uuid.bytes,))
     return [named("an attempt of", uuid, partial(rows.read_attempt, doc)) for (doc,) in found]
-
-
-def progress(session: SqliteSession, uuid: UUID) -> dict[int, Progress]:
-    return all_reported(session.rows("progress_of", (uuid.bytes,)))
 
 
 def attempts_at(session: SqliteSession, asked: Sequence[tuple[UUID, int]]) -> dict[UUID, Attempt]:

@@ -4,23 +4,24 @@ select * from snapshot where id in (?)
 -- name: details
 -- What a person sees beside the snapshot; the last column is when anything last happened.
 select
-    e.payload, p.percent, p.message, p.attempt,
+    e.payload,
+    (
+        select json_group_array(json_array(attempt, percent, message))
+        from progress where id = e.id
+    ),
     (
         select state_value from progress
         where id = e.id and state_value is not null order by attempt desc limit 1
     ),
     max(
         e.created_at,
-        coalesce(p.at, 0),
+        coalesce((select max(at) from progress where id = e.id), 0),
         coalesce((select max(at) from tag where id = e.id), 0),
         coalesce((select at from event where id = e.id order by seq desc limit 1), 0),
         coalesce((select max(started_at, coalesce(renewed_at, 0)) from lease where id = e.id), 0),
         coalesce((select ended_at from done where id = e.id), 0)
     )
-from execution as e
-left join progress as p
-    on p.id = e.id and p.attempt = (select max(attempt) from progress where id = e.id)
-where e.id = :id
+from execution as e where e.id = :id
 
 -- name: tags_of
 select key, value from tag where id = :id order by key

@@ -192,7 +192,6 @@ class SqliteStore:
     tags = _reading(reads.tags)
     attempts = _reading(reads.attempts)
     attempts_at = _reading(reads.attempts_at)
-    progress = _reading(reads.progress)
     steps = _reading(reads.steps)
     page = _reading(lists.page)
     snapshots = _reading(lists.snapshots)
