@@ -15,7 +15,7 @@ from flowfabric.worker.api.signals import Sent
 
 Target = Annotated[str, Argument(metavar="RUN", help="A run's id, or RUN/WAITPOINT of a callback.")]
 Approval = Annotated[
-    str | None, Argument(metavar="[NAME]", help="Which approval, if the run waits for several.")
+    str | None, Argument(metavar="NAME", help="Which approval, if the run waits for several.")
 ]
 Token = Annotated[
     str | None,

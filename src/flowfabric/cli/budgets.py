@@ -28,8 +28,8 @@ app = Typer(
 _LIMIT = "DIMENSION=NUMBER"
 
 Name = Annotated[str, Argument(metavar="NAME", help="The budget.")]
-Names = Annotated[list[str], Argument(metavar="NAME...", help="One or more budgets.")]
-Amounts = Annotated[list[str], Argument(metavar="AMOUNT...", help="As tokens=500 calls=1.")]
+Names = Annotated[list[str], Argument(metavar="NAME", help="One or more budgets.")]
+Amounts = Annotated[list[str], Argument(metavar="AMOUNT", help="As tokens=500 calls=1.")]
 Key = Annotated[str | None, Option(help="The same key is counted once.")]
 Hard = Annotated[
     list[str] | None,

@@ -81,7 +81,7 @@ RunId = Annotated[str, NAMES_RUNS, Argument(metavar="ID", help="The run, as 01a1
 RunIds = Annotated[
     list[str],
     NAMES_RUNS,
-    Argument(metavar="ID...", callback=_read_ids, help="One or more runs; - reads stdin."),
+    Argument(metavar="ID", callback=_read_ids, help="One or more runs; - reads stdin."),
 ]
 Timeout = Annotated[str | None, Option(help="With --wait: give up after 30s, 5m, …")]
 Limit = Annotated[int, Option(min=1, help="At most this many.")]

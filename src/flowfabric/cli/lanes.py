@@ -20,7 +20,7 @@ from flowfabric.store.queries import Counts
 app = Typer(help="Inspect, pause, drain and resume lanes.", no_args_is_help=True)
 
 Name = Annotated[str, Argument(metavar="LANE", help="The lane.")]
-Names = Annotated[list[str], Argument(metavar="LANE...", help="One or more lanes.")]
+Names = Annotated[list[str], Argument(metavar="LANE", help="One or more lanes.")]
 By = Annotated[str | None, Option(help="Who decides; by default the user who is logged in.")]
 Reason = Annotated[str, Option(show_default=False, help="Why, for those who ask later.")]
 

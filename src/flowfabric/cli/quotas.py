@@ -32,7 +32,7 @@ app = Typer(
 )
 
 Name = Annotated[str, Argument(metavar="NAME", help="The quota.")]
-Names = Annotated[list[str], Argument(metavar="NAME...", help="One or more quotas.")]
+Names = Annotated[list[str], Argument(metavar="NAME", help="One or more quotas.")]
 
 
 class KeyUse(Struct, frozen=True):

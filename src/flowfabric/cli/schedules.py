@@ -16,7 +16,7 @@ from flowfabric.fabric import Fabric
 app = Typer(help="Inspect, pause and trigger schedules.", no_args_is_help=True)
 
 Name = Annotated[str, Argument(metavar="NAME", help="The schedule.")]
-Names = Annotated[list[str], Argument(metavar="NAME...", help="One or more schedules.")]
+Names = Annotated[list[str], Argument(metavar="NAME", help="One or more schedules.")]
 
 
 def _row(schedule: Schedule) -> Cells:

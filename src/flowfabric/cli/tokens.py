@@ -21,7 +21,7 @@ app = Typer(
 )
 
 Name = Annotated[str, Argument(metavar="NAME", help="The token, such as ci-deploy.")]
-Names = Annotated[list[str], Argument(metavar="NAME...", help="One or more tokens.")]
+Names = Annotated[list[str], Argument(metavar="NAME", help="One or more tokens.")]
 Scopes = Annotated[
     list[AccessScope], Option("--scope", help="What the token allows; may be repeated.")
 ]

@@ -28,7 +28,7 @@ DIGEST = 12
 MOST = 1000
 
 Target = Annotated[str, Argument(metavar="RUN", help="A run's id, or RUN/WAITPOINT.")]
-Name = Annotated[str | None, Argument(metavar="[NAME]", help="Which one, if several are open.")]
+Name = Annotated[str | None, Argument(metavar="NAME", help="Which one, if several are open.")]
 
 
 def _row(item: OpenWaitpoint) -> Cells:
@@ -73,7 +73,7 @@ WAITPOINT = Table[OpenWaitpoint](row=_row, fields=_fields, empty="nothing waits"
 async def list_waitpoints(
     engine: Engine,
     screen: Screen,
-    run: Annotated[str | None, Argument(metavar="[RUN]", help="Only of this run.")] = None,
+    run: Annotated[str | None, Argument(metavar="RUN", help="Only of this run.")] = None,
     limit: Annotated[int, Option(min=1, max=MOST, help="At most this many.")] = 50,
 ) -> None:
     """List what runs wait for, the longest waiting first. Tokens are never shown."""

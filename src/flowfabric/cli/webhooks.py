@@ -16,7 +16,7 @@ from flowfabric.worker.api.webhooks import WebhookInfo
 app = Typer(help="Post events to URLs.", no_args_is_help=True)
 
 Name = Annotated[str, Argument(metavar="NAME", help="The webhook.")]
-Names = Annotated[list[str], Argument(metavar="NAME...", help="One or more webhooks.")]
+Names = Annotated[list[str], Argument(metavar="NAME", help="One or more webhooks.")]
 
 
 def _row(webhook: WebhookInfo) -> Cells:

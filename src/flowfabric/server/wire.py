@@ -262,7 +262,7 @@ def read_member(text: str, flow: UUID) -> UUID:
 def read_uuid_text(text: str, what: str) -> UUID:
     """A uuid in any common form: hyphenated, simple, braced, urn."""
     if _UUID_FORMS.fullmatch(text) is None:
-        raise InvalidId("invalid_uuid", f"{what}: {text}")
+        raise InvalidId("invalid_uuid", text, what)
     return UUID(text)
 
 

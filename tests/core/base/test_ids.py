@@ -291,9 +291,9 @@ def test_a_uuid_is_read_from_its_canonical_text(uuid: UUID) -> None:
 
 @pytest.mark.parametrize("value", ["", "x", SOME.hex, f"{{{SOME}}}", None, 7, SOME.bytes])
 def test_what_is_no_uuid_is_refused_by_name(value: object) -> None:
-    with pytest.raises(InvalidId, match="invalid_uuid: 'waitpoint") as caught:
+    with pytest.raises(InvalidId, match="invalid_uuid: waitpoint '") as caught:
         parse_uuid(value, "waitpoint")
-    assert caught.value.reason == "invalid_uuid"
+    assert (caught.value.reason, caught.value.what) == ("invalid_uuid", "waitpoint")
 
 
 def test_people_see_the_uuid_alone() -> None:

@@ -132,15 +132,17 @@ _ID_FORMS = {
 
 class InvalidId(Invalid):
     """`reason` is one of missing_tag, invalid_partition_index, partition_out_of_range,
-    wrong_partition, invalid_uuid. `text` is the given text, with possible tokens removed."""
+    wrong_partition, invalid_uuid. `text` is the given text, with possible tokens removed; `what`
+    it was given as, the name of a member or an argument, if that is known."""
 
     code = "invalid_id"
 
-    def __init__(self, reason: str, text: str) -> None:
-        shown = without_secrets(text)
-        super().__init__(f"{reason}: {shown[:80]!r} ({_ID_FORMS.get(reason, _RUN_ID_FORM)})")
+    def __init__(self, reason: str, text: str, what: str = "") -> None:
+        shown, form = without_secrets(text), _ID_FORMS.get(reason, _RUN_ID_FORM)
+        super().__init__(f"{reason}: {what}{' ' if what else ''}{shown[:80]!r} ({form})")
         self.reason = reason
         self.text = shown
+        self.what = what
 
 
 class InvalidCapabilities(Invalid):

@@ -216,9 +216,9 @@ def parse_uuid(text: object, what: str) -> UUID:
     if isinstance(text, UUID):
         return text
     if not isinstance(text, str):
-        raise InvalidId("invalid_uuid", f"{what}: {type(text).__name__}")
+        raise InvalidId("invalid_uuid", type(text).__name__, what)
     if _UUID.fullmatch(text) is None:
-        raise InvalidId("invalid_uuid", f"{what}: {text}")
+        raise InvalidId("invalid_uuid", text, what)
     return _read_text(text)
 
 
