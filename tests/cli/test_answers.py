@@ -270,4 +270,4 @@ def test_only_a_suspended_run_is_resumed(cli: Cli, patient: Patient) -> None:
     cli("run", "cancel", id)
     complaint = cli.complaint("resume", id, code=1)
     assert complaint == f"run {id} is not suspended, so it cannot be resumed"
-    assert "no such run" in cli.complaint("resume", NOBODY, code=3)
+    assert f"no run {NOBODY}" in cli.complaint("resume", NOBODY, code=3)

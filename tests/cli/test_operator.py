@@ -15,7 +15,7 @@ def test_a_priority_is_changed_and_clamped(cli: Cli, run: str) -> None:
     assert cli("run", "priority", run, "20").stdout == f"{run} has priority 20\n"
     assert cli.json("run", "show", run)["priority"] == 20
     assert cli.json("run", "priority", run, "9001") == {"id": run, "priority": 9000}
-    assert cli.complaint("run", "priority", NOBODY, "1", code=3) == "no such run"
+    assert cli.complaint("run", "priority", NOBODY, "1", code=3) == f"no run {NOBODY}"
     cli("run", "priority", run, "high", code=2)
 
 
@@ -40,4 +40,4 @@ def test_a_lease_is_revoked_and_its_holder_changes_nothing(cli: Cli, run: str) -
     assert cli.complaint(*words, code=1) == f"{run}: no worker has it: already revoked"
     revoked = cli.lines("run", "events", run)[-1]
     assert (revoked["lease"], revoked["reason"]) == ("revoked", "it hangs")
-    assert "no such run" in cli.complaint("run", "revoke", NOBODY, code=3)
+    assert f"no run {NOBODY}" in cli.complaint("run", "revoke", NOBODY, code=3)

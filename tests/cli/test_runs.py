@@ -350,7 +350,7 @@ def test_many_ids_on_a_terminal_are_a_bar_and_a_sum(
     result = cli("run", "cancel", *ids, NOBODY, code=3)
     assert result.stdout == "cancelled 20 runs\n"
     assert "21/21" in result.stderr
-    assert f"{NOBODY}: no such run" in result.stderr
+    assert f"no run {NOBODY}" in result.stderr
 
 
 def test_failures_that_differ_exit_with_1(cli: Cli, greeted: str) -> None:

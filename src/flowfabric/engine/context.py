@@ -10,7 +10,7 @@ from uuid import UUID
 from msgspec import Struct, field
 from msgspec.structs import force_setattr
 
-from flowfabric.core.base.errors import StoreFull, StoreReadOnly
+from flowfabric.core.base.errors import NotFound, StoreFull, StoreReadOnly
 from flowfabric.core.base.ids import ANYWHERE, ExecutionId
 from flowfabric.core.base.numbers import check_flag, check_whole
 from flowfabric.core.base.text import check_text
@@ -199,7 +199,10 @@ class Service:
 
 
 def _decided(id: ExecutionId, rule: Rule[T], snapshot: Snapshot | None, now: Millis) -> Change[T]:
-    return rule(exactly(snapshot, id), now)
+    try:
+        return rule(exactly(snapshot, id), now)
+    except NotFound as error:
+        raise _naming(error, id) from None
 
 
 def _decided_loaded(
@@ -209,7 +212,17 @@ def _decided_loaded(
     now: Millis,
     loaded: Loaded,
 ) -> Change[T]:
-    return rule(exactly(snapshot, id), now, loaded)
+    try:
+        return rule(exactly(snapshot, id), now, loaded)
+    except NotFound as error:
+        raise _naming(error, id) from None
+
+
+def _naming(error: NotFound, id: ExecutionId) -> NotFound:
+    """The same error; a run that was not found gets its id, which rules do not know."""
+    if error.entity != "execution" or error.key:
+        return error
+    return NotFound("execution", id.uuid if id.partition_index == ANYWHERE else id)
 
 
 def _needed(
