@@ -202,7 +202,7 @@ def _decided(id: ExecutionId, rule: Rule[T], snapshot: Snapshot | None, now: Mil
     try:
         return rule(exactly(snapshot, id), now)
     except NotFound as error:
-        raise _named(error, id) from None
+        raise _naming(error, id) from None
 
 
 def _decided_loaded(
@@ -215,12 +215,14 @@ def _decided_loaded(
     try:
         return rule(exactly(snapshot, id), now, loaded)
     except NotFound as error:
-        raise _named(error, id) from None
+        raise _naming(error, id) from None
 
 
-def _named(error: NotFound, id: ExecutionId) -> NotFound:
-    """The error with the id: a rule does not know the id of an execution that does not exist."""
-    return NotFound("execution", id) if error.entity == "execution" and not error.key else error
+def _naming(error: NotFound, id: ExecutionId) -> NotFound:
+    """The same error; a run that was not found gets its id, which rules do not know."""
+    if error.entity != "execution" or error.key:
+        return error
+    return NotFound("execution", id.uuid if id.partition_index == ANYWHERE else id)
 
 
 def _needed(

@@ -279,6 +279,7 @@ grant first (§3.11, §3.24, §3.29, §3.39, §3.41)."""
 
 
 async def test_a_missing_execution_is_not_found(lab: Lab) -> None:
+    """The error names it, whichever operation looks for it"""
     before = await picture(lab)
     for name, call in BY_ID.items():
         if name in SILENT:
@@ -286,6 +287,7 @@ async def test_a_missing_execution_is_not_found(lab: Lab) -> None:
         elif name not in AUTHENTICATED | LIMIT_FIRST:
             [error] = await refuses(lab, name, partial(call, lab.engine), [MISSING], NotFound)
             assert getattr(error, "entity", "") == "execution"
+            assert ExecutionId(MISSING).uuid.hex in str(error).replace("-", ""), (name, error)
     assert await picture(lab) == before
 
 

@@ -27,6 +27,7 @@ from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.submission import Creation
 from flowfabric.core.flow.graph import admitted, check_on, check_policy
 from flowfabric.core.flow.join import (
+    AllOf,
     Edge,
     Join,
     JoinPolicy,
@@ -128,11 +129,8 @@ def stage(
     settled at once. A downstream that has ended stays so, and waits for the edge if it is replayed.
     That the graph stays acyclic was looked at before."""
     upstream, downstream = both_ends(flow, upstream, downstream)
-    join = downstream.life.join or Join()
-    if join.state is not JoinState.PENDING and join.n:
-        raise InvalidGraph("the join of the downstream has fired")
-    passes = join.inputs or edge.input is not None
-    join = replace(join, n=join.n + 1, inputs=passes, state=JoinState.PENDING, fired_at=None)
+    join = _open_join(flow, downstream)
+    join = replace(join, n=join.n + 1, inputs=join.inputs or edge.input is not None)
     settled: tuple[tuple[UUID, Outcome], ...] = ()
     if isinstance(upstream.state, Ended):
         join = count(join, edge.on, upstream.state.outcome)
@@ -148,6 +146,19 @@ def stage(
         flow, grown, (edge,), changes=(replace(gated, settled=settled),), guards=(upstream,)
     )
     return change, Staged(edge.id, grown.revision)
+
+
+def _open_join(flow: Flow, downstream: Snapshot) -> Join:
+    """The join of a downstream that takes one more edge. A flow that is never sealed judges its
+    joins by the edges there are, so one that asks for all of them may be satisfied too early, and
+    is open again; one that has become impossible stays so."""
+    join = downstream.life.join or Join()
+    fired = join.n > 0 and join.state is not JoinState.PENDING
+    if fired and not (flow.eager and isinstance(join.policy, AllOf)):
+        raise InvalidGraph("the join of the downstream has fired")
+    if fired and join.state is JoinState.IMPOSSIBLE:
+        return join
+    return replace(join, state=JoinState.PENDING, fired_at=None)
 
 
 def both_ends(
