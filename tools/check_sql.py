@@ -29,6 +29,7 @@ ONLY: dict[str, set[str]] = {
         "done_rows",
         "ended_and_claimed",
         "ended_directly",
+        "ended_in_chains",
         "ended_leases",
         "ended_sessions",
         "ended_with_downstreams",

@@ -22,6 +22,7 @@ from flowfabric.core.flow.join import Edge
 from flowfabric.core.flow.model import Cancellation, CancelPolicy, FlowState
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.flow.flows import FlowCancelled
+from flowfabric.engine.flow.walks import LIVING_PAGE
 from flowfabric.store.queries import MembersOf
 from tests.kit.flow_lab import Drawn, declare, fresh
 from tests.kit.lab import Lab
@@ -296,7 +297,7 @@ async def test_a_timeout_leaves_the_rest_to_the_background(
     honest, gate = lab.engine.store.page, asyncio.Event()
 
     async def slow(query: MembersOf) -> Any:
-        if query.living and query.limit == 500:
+        if query.living and query.limit == LIVING_PAGE:
             await gate.wait()
         return await honest(query)
 

@@ -165,7 +165,7 @@ def _execution(
         facts=_facts(submission, rules, now),
         flow=None if submission.flow is None else parse_uuid(submission.flow, "flow"),
     )
-    if given is not None and given != execution.id:
+    if given is not None and given.partition_index != execution.partition:
         raise InvalidId("wrong_partition", given)
     return execution
 

@@ -37,6 +37,7 @@ T = TypeVar("T")
 Rule = Callable[[Snapshot | None, Millis], Change[T]]
 LoadedRule = Callable[[Snapshot | None, Millis, Loaded], Change[T]]
 NeedsOf = Callable[[Snapshot | None], Needs | None]
+_NOTHING = Loaded({}, {}, [])
 
 
 class Decision(Struct):
@@ -136,8 +137,7 @@ class Decisions:
         loaded = await self._load_needs(groups, snapshots, first=first)
         changes, unsure = {}, {}
         for uuid, group in groups.items():
-            found = loaded.get(uuid) or Loaded({}, {}, [])
-            change = _decide_group(group, snapshots.get(uuid), now, found)
+            change = _decide_group(group, snapshots.get(uuid), now, loaded.get(uuid))
             if first and _refused_unseen(group):
                 unsure[uuid] = group
             elif change is not None:
@@ -174,7 +174,7 @@ class Decisions:
         loaded: dict[UUID, Loaded] = {}
         for uuid, group in groups.items():
             found, known = snapshots.get(uuid), group[0].loaded
-            if isinstance(found, Corruption):
+            if isinstance(found, Corruption) or (len(group) == 1 and group[0].needs is None):
                 continue
             if first and known is not None and _held(group) is not None:
                 loaded[uuid] = known
@@ -247,13 +247,15 @@ def _absorb(loaded: Loaded, more: Loaded) -> None:
 
 
 def _decide_group(
-    group: list[Decision], found: Snapshot | Corruption | None, now: Millis, loaded: Loaded
+    group: list[Decision], found: Snapshot | Corruption | None, now: Millis, loaded: Loaded | None
 ) -> Change[Any] | None:
     """The folded change of all rules of one execution, None when nothing is to be written."""
     if isinstance(found, Corruption):
         for decision in group:
             decision.outcome = found
         return None
+    if loaded is None:
+        loaded = _NOTHING if len(group) == 1 else Loaded({}, {}, [])
     snapshot: Snapshot | None = found
     folded: Change[Any] | None = None
     for decision in group:

@@ -13,6 +13,8 @@ from flowfabric.store.contract import Store
 from flowfabric.store.queries import EdgeQuery, MembersOf, Page
 
 PAGE = 500
+LIVING_PAGE = 250
+"""Members that a cancel writes by one commit: the first of them soon, the last in little time."""
 
 
 async def member_pages(
@@ -21,8 +23,10 @@ async def member_pages(
     """Members of a flow, or those that have not ended. The next page is read while the caller works
     on one. Those that cannot be read are in no page; they are added to `unreadable`."""
 
+    limit = min(PAGE, LIVING_PAGE) if living else PAGE
+
     def read(after: UUID | None) -> "asyncio.Task[Page]":
-        query = MembersOf(flow, after=after, limit=PAGE, living=living)
+        query = MembersOf(flow, after=after, limit=limit, living=living)
         return asyncio.create_task(store.page(query))
 
     reading = read(None)
