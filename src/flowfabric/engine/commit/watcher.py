@@ -5,6 +5,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
@@ -14,6 +15,7 @@ from flowfabric.core.base.errors import Corruption, NotFound, Unavailable
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.execution.model import Ended, Snapshot
 from flowfabric.core.flow.model import Flow
+from flowfabric.engine.collector import rare_collections
 from flowfabric.engine.commit.background import Background
 from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.execution.inbox import Inbox
@@ -31,6 +33,8 @@ OLDEST = 128
 """So many of the oldest are asked about at once after a hint. It tells of as many as one commit of
 a worker has ended, a few dozen, and asking costs by the number that is asked about."""
 MAX_CREATED = 10_000
+MANY = 200
+"""While so many wait, each holding a dozen objects, the garbage collector looks rarely."""
 
 log = logging.getLogger("flowfabric.watcher")
 
@@ -182,6 +186,8 @@ class Watcher(Generic[T]):
         self._turn = 0
         self._own_hints = 0
         self._background = Background(f"waiting for a {awaited.noun}", log)
+        self._rarely = ExitStack()
+        self._many = False
 
     async def wait(self, asked: object, uuid: UUID, seconds: float | None = None) -> T:
         """The answer to what was asked, once there is one. NotFound if there cannot be: nothing
@@ -190,6 +196,9 @@ class Watcher(Generic[T]):
         future: asyncio.Future[T] = loop.create_future()
         self.waiting.setdefault(uuid, {})[future] = asked
         self._look_soon(uuid, whole=not self._awaited.exists(asked))
+        if not self._many and len(self.waiting) >= MANY:
+            self._many = True
+            self._rarely.enter_context(rare_collections())
         if not self._background:
             self._background.start(self._watch)
         # A third of the price of `asyncio.timeout`, and thousands may wait.
@@ -216,6 +225,7 @@ class Watcher(Generic[T]):
 
     async def close(self) -> None:
         await self._background.cancel()
+        self._rarely.close()
         self._fail(list(self.waiting), Unavailable("the engine was closed"))
 
     def _look_soon(self, uuid: UUID, *, whole: bool) -> None:
@@ -224,6 +234,13 @@ class Watcher(Generic[T]):
             self._nudge.set()
 
     async def _watch(self) -> None:
+        try:
+            await self._until_none_waits()
+        finally:
+            self._many = False
+            self._rarely.close()
+
+    async def _until_none_waits(self) -> None:
         seen, rests_until = self._others_hints, 0.0
         while self.waiting:
             if self._nudged:
