@@ -78,7 +78,7 @@ class Street:
         could write."""
         while True:
             worker.send_signal(signal.SIGSTOP)
-            os.waitpid(worker.pid, os.WUNTRACED)
+            await asyncio.to_thread(os.waitpid, worker.pid, os.WUNTRACED)
             if not self._locked():
                 return
             worker.send_signal(signal.SIGCONT)
