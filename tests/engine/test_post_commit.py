@@ -33,7 +33,9 @@ async def test_subscribers_hear_of_a_commit_in_their_order(engine: Engine) -> No
     made = await engine.executions.submit(Submission(kind="job"))
     await engine.executions.cancel(made.id, reason="enough")
     assert [name for name, _ in heard] == ["first", "second", "first", "second"]
-    assert heard[0][1] == Commit(ready=True)
+    (created,) = heard[0][1].created
+    assert created.execution.id == made.id
+    assert heard[0][1] == Commit(created=(created,), ready=True)
     assert heard[2][1] == Commit(ended=(made.id.uuid,))
     assert engine.store.hints.count > hints, "other processes are told as well"
 

@@ -1,11 +1,15 @@
-"""After a hint: which of many awaited runs are asked about."""
+"""Many that wait: which of the awaited runs are asked about after a hint, and the collector."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from uuid import UUID
 
+import pytest
+
+from flowfabric.engine.commit import watcher as module
 from flowfabric.engine.commit.post_commit import Commit
-from flowfabric.engine.commit.watcher import OLDEST, Watcher
+from flowfabric.engine.commit.watcher import MANY, OLDEST, Watcher
 from flowfabric.store.contract import MAX_BATCH
 from flowfabric.store.hints import Topic
 from flowfabric.store.sqlite.store import open_sqlite
@@ -21,6 +25,9 @@ class Numbers:
     def __init__(self, *ended: int) -> None:
         self.ended = {UUID(int=number) for number in ended}
         self.pages: list[list[int]] = []
+
+    def exists(self, asked: object) -> bool:
+        return False
 
     def answer(self, asked: object, found: UUID | None) -> UUID | None:
         return found
@@ -56,3 +63,30 @@ async def test_a_young_one_is_found_although_the_oldest_do_not_end() -> None:
     numbers = Numbers(last)
     assert await look(numbers, last + 1) == {last}
     assert [len(page) for page in numbers.pages] == [OLDEST, MAX_BATCH]
+
+
+@pytest.mark.parametrize("closed", [False, True])
+async def test_the_collector_looks_rarely_while_many_wait(
+    monkeypatch: pytest.MonkeyPatch, closed: bool
+) -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def noting() -> Iterator[None]:
+        seen.append("rarely")
+        yield
+        seen.append("as before")
+
+    monkeypatch.setattr(module, "rare_collections", noting)
+    numbers = Numbers()
+    watcher = Watcher(await open_sqlite(":memory:", inline=True), numbers)
+    tasks = [asyncio.create_task(watcher.wait(n, UUID(int=n))) for n in range(MANY + 5)]
+    await asyncio.wait(tasks, timeout=0)
+    assert seen == ["rarely"]
+    if closed:
+        await watcher.close()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await watcher._background.cancel()
+    assert seen == ["rarely", "as before"]

@@ -20,7 +20,7 @@ from flowfabric.engine.commit.decide import Decisions
 from flowfabric.engine.commit.ids import Ids
 from flowfabric.engine.commit.post_commit import PostCommit, Subscriber
 from flowfabric.engine.commit.trace import Traces
-from flowfabric.engine.commit.watcher import AwaitedFlows, AwaitedRuns, Watcher
+from flowfabric.engine.commit.watcher import AwaitedFlows, AwaitedRuns, CreatedRuns, Watcher
 from flowfabric.engine.context import EngineContext, EngineOptions
 from flowfabric.engine.execution.attempts import Attempts
 from flowfabric.engine.execution.claims import Claims, hinted_by
@@ -146,12 +146,14 @@ class Engine:
         known_limits = KnownLimits(store)
         post_commit = PostCommit(store)
         inbox = Inbox(store, known_limits, post_commit, chosen.rank_step)
+        created = CreatedRuns()
+        post_commit.subscribe(created)
         ids = Ids()
         context = EngineContext(
             store=store,
             inbox=inbox,
             decisions=Decisions(store, inbox, post_commit),
-            watcher=Watcher(store, AwaitedRuns(store, inbox)),
+            watcher=Watcher(store, AwaitedRuns(store, inbox, created)),
             flow_watcher=Watcher(store, AwaitedFlows(store)),
             post_commit=post_commit,
             ids=ids,

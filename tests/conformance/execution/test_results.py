@@ -105,16 +105,23 @@ async def test_waiting_for_what_is_forgotten_meanwhile_is_refused(
 
 
 class Loads:
-    """Counts what the engine reads."""
+    """Counts what the engine reads: all of it, and what it reads `whole`."""
 
     def __init__(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
-        self._load = lab.engine.store.load
+        self.whole: list[int] = []
+        self._load, self._ended = lab.engine.store.load, lab.engine.store.ended
         monkeypatch.setattr(lab.engine.store, "load", self.load)
+        monkeypatch.setattr(lab.engine.store, "ended", self.ended)
 
     async def load(self, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
         self.sizes.append(len(uuids))
+        self.whole.append(len(uuids))
         return await self._load(uuids)
+
+    async def ended(self, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
+        self.sizes.append(len(uuids))
+        return await self._ended(uuids)
 
 
 async def test_a_thousand_who_wait_for_one_cost_a_few_looks(
@@ -145,6 +152,17 @@ async def test_a_thousand_who_wait_for_a_thousand_cost_a_few_looks(
     assert [ending.id for ending in endings] == [claim.id for claim in claims]
     assert len(loads.sizes) <= 40
     assert max(loads.sizes) <= 500
+
+
+async def test_only_another_engine_asks_whether_a_run_exists(
+    lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = await lab.running()
+    own, other = Loads(lab, monkeypatch), Loads(second_lab, monkeypatch)
+    tasks = [*await waiters(lab, claim.id), *await waiters(second_lab, claim.id)]
+    await lab.complete(claim, b"done")
+    assert [ending.result for ending in await asyncio.gather(*tasks)] == [b"done"] * 2
+    assert (own.whole, other.whole[:1]) == ([], [1])
 
 
 async def test_a_caller_that_goes_away_stops_no_other(lab: Lab) -> None:
@@ -194,6 +212,7 @@ async def test_who_waits_hears_of_a_store_in_trouble(
         raise Unavailable("gone")
 
     monkeypatch.setattr(lab.engine.store, "load", broken)
+    monkeypatch.setattr(lab.engine.store, "ended", broken)
     with pytest.raises(Unavailable):
         await lab.engine.views.wait(claim.id, timeout=20)
     monkeypatch.undo()

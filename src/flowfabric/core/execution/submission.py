@@ -1,7 +1,7 @@
 """Submitting: a checked request and the execution it becomes."""
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import TypeVar
 from uuid import UUID
 
@@ -50,6 +50,7 @@ from flowfabric.core.execution.step import Step
 T = TypeVar("T")
 
 _NOTHING = (None,) * 7
+_TEXT = (str, type(None))
 
 
 class Submission(Struct, frozen=True, kw_only=True):
@@ -171,19 +172,19 @@ def _execution(
 
 
 def _facts(submission: Submission, rules: Policy, now: Millis) -> Facts:
-    if _says_nothing(submission, rules):
-        return NO_FACTS
+    priority = rules.priority if submission.priority is None else submission.priority
+    encoding = submission.encoding
+    if _says_little(submission, rules) and type(priority) is int and type(encoding) in _TEXT:
+        return _usual_facts(priority, encoding)
     deadline_at = _moment(submission.deadline_at, "deadline") or None  # zero is not set
     if deadline_at is None and rules.execution_deadline is not None:
         deadline_at = Millis(now + rules.execution_deadline)
     delay_until = submission.delay_until
     facts = Facts(
-        priority=check_priority(
-            rules.priority if submission.priority is None else submission.priority
-        ),
+        priority=check_priority(priority),
         key=submission.key or None,
         creator=_optional(submission.creator, "creator"),
-        encoding=_optional(submission.encoding, "encoding"),
+        encoding=_optional(encoding, "encoding"),
         delay_until=_moment(rules.delay_until if delay_until is None else delay_until, "delay"),
         deadline_at=_moment(deadline_at, "deadline"),
         trace=None if submission.trace is None else check_trace(submission.trace),
@@ -191,19 +192,24 @@ def _facts(submission: Submission, rules: Policy, now: Millis) -> Facts:
     return NO_FACTS if facts == NO_FACTS else facts
 
 
-def _says_nothing(submission: Submission, rules: Policy) -> bool:
-    """Most submissions: neither they nor their policy say anything that is a fact."""
+def _says_little(submission: Submission, rules: Policy) -> bool:
+    """Most submissions: they and their policy say nothing but a priority and an encoding."""
     given = (
         submission.deadline_at,
         submission.delay_until,
-        submission.priority,
         submission.key,
         submission.creator,
-        submission.encoding,
         submission.trace,
+        rules.delay_until,
+        rules.timeout_policy,
     )
-    default = (rules.priority, rules.delay_until, rules.timeout_policy)
-    return given == _NOTHING and default == (0, None, None)
+    return given == _NOTHING
+
+
+@lru_cache(maxsize=1024)
+def _usual_facts(priority: int, encoding: str | None) -> Facts:
+    facts = Facts(priority=check_priority(priority), encoding=_optional(encoding, "encoding"))
+    return NO_FACTS if facts == NO_FACTS else facts
 
 
 def _first_state(execution: Execution, now: Millis) -> Snapshot:

@@ -33,10 +33,10 @@ _LIMITS = int(Flags.LIMITS)
 
 
 class Commit(Struct, frozen=True, kw_only=True):
-    """What has changed. `ready`: there is work to claim, `ready_here`: for workers of this process
-    first, others find it a second later; `ended` and `ended_flows` are over;
-    `owed` is new in the outboxes of flows; members that are `settled` have ended and left no edge
-    open, and a flow is `unfinished` if a member goes on after that; `limited` have given
+    """What has changed. `created` are new; `ready`: there is work to claim, `ready_here`: for
+    workers of this process first, others find it a second later; `ended` and `ended_flows` are
+    over; `owed` is new in the outboxes of flows; members that are `settled` have ended and left no
+    edge open, and a flow is `unfinished` if a member goes on after that; `limited` have given
     room back, `queued` have come to wait for limits without having had a slot, and `freed` have
     ended and given a slot back for sure, by a statement that was sent after so many `looks` at
     lines; `unleased` lost their lease or gave it up; `signalled`:
@@ -45,6 +45,7 @@ class Commit(Struct, frozen=True, kw_only=True):
     moment;
     `reopened`: a lane or a worker has changed, so that other work can be claimed."""
 
+    created: tuple[Snapshot, ...] = ()
     ready: bool = False
     ready_here: bool = False
     ended: tuple[UUID, ...] = ()
@@ -118,6 +119,7 @@ class PostCommit:
         queued = [each.execution for each in waiting if _waits_for_limits(each)]
         self.publish(
             Commit(
+                created=found,
                 ready=len(waiting) < len(found),
                 queued=tuple([each for each in queued if each.uuid.int not in full]),
                 due_at=earliest(due),

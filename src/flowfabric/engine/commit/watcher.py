@@ -5,14 +5,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
 from msgspec import Struct
 
 from flowfabric.core.base.errors import Corruption, NotFound, Unavailable
+from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.execution.model import Ended, Snapshot
 from flowfabric.core.flow.model import Flow
+from flowfabric.engine.collector import rare_collections
 from flowfabric.engine.commit.background import Background
 from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.execution.inbox import Inbox
@@ -29,6 +32,9 @@ LONGEST_REST = 0.05
 OLDEST = 128
 """So many of the oldest are asked about at once after a hint. It tells of as many as one commit of
 a worker has ended, a few dozen, and asking costs by the number that is asked about."""
+MAX_CREATED = 10_000
+MANY = 200
+"""While so many wait, each holding a dozen objects, the garbage collector looks rarely."""
 
 log = logging.getLogger("flowfabric.watcher")
 
@@ -40,6 +46,9 @@ class Awaited(Protocol[T]):
     noun: str
     rest: float
     topics: Topics
+
+    def exists(self, asked: Any) -> bool:
+        """Whether it is known that there is what a caller has asked for."""
 
     def answer(self, asked: Any, found: T | None) -> T | None:
         """What a caller that asked for this is given now; None if it has to wait. Raises NotFound
@@ -55,17 +64,40 @@ class Awaited(Protocol[T]):
         """What a commit of this process has changed; None: it has to be looked at."""
 
 
+class CreatedRuns:
+    """The runs that this process has created last. Most callers wait for one of these: it need not
+    be asked whether they exist."""
+
+    def __init__(self) -> None:
+        self._partitions: dict[int, int] = {}
+        self._before: dict[int, int] = {}
+
+    def __contains__(self, id: ExecutionId) -> bool:
+        number = id.uuid.int
+        return self._partitions.get(number, self._before.get(number)) == id.partition_index
+
+    def committed(self, commit: Commit) -> None:
+        created = [each.execution for each in commit.created]
+        self._partitions.update([(each.uuid.int, each.partition) for each in created])
+        if len(self._partitions) > MAX_CREATED:
+            self._before, self._partitions = self._partitions, {}
+
+
 class AwaitedRuns:
     noun = "execution"
     rest = 0.0
     topics = Topic.ENDINGS
 
-    def __init__(self, store: Store, inbox: Inbox) -> None:
+    def __init__(self, store: Store, inbox: Inbox, created: CreatedRuns) -> None:
         self._store = store
         self._inbox = inbox
+        self._created = created
 
-    def answer(self, asked: object, found: Snapshot | None) -> Snapshot | None:
-        if found is None or found.execution.id != asked:
+    def exists(self, asked: ExecutionId) -> bool:
+        return asked in self._created
+
+    def answer(self, asked: ExecutionId, found: Snapshot | None) -> Snapshot | None:
+        if found is None or found.execution.partition != asked.partition_index:
             raise NotFound(self.noun, asked)
         return found if isinstance(found.state, Ended) else None
 
@@ -89,6 +121,9 @@ class AwaitedFlows:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+
+    def exists(self, asked: object) -> bool:
+        return False
 
     def answer(self, asked: object, found: Flow | None) -> Flow | None:
         if found is None or found.id != asked:
@@ -121,6 +156,9 @@ class AwaitedStreams:
     def __init__(self, store: Store) -> None:
         self._store = store
 
+    def exists(self, asked: object) -> bool:
+        return False
+
     def answer(self, asked: SeenStream, found: StreamMarks | None) -> StreamMarks | None:
         if found is None:
             return None
@@ -142,23 +180,34 @@ class Watcher(Generic[T]):
         self._awaited = awaited
         self.waiting: dict[UUID, dict[asyncio.Future[T], object]] = {}
         """The callers that wait, and what each of them has asked."""
-        self._nudged: set[UUID] = set()
+        self._nudged: dict[UUID, bool] = {}
+        """What is looked at next; True where it is not known whether it exists."""
         self._nudge = Nudge()
         self._turn = 0
         self._own_hints = 0
         self._background = Background(f"waiting for a {awaited.noun}", log)
+        self._rarely = ExitStack()
+        self._many = False
 
-    async def wait(self, asked: object, uuid: UUID) -> T:
+    async def wait(self, asked: object, uuid: UUID, seconds: float | None = None) -> T:
         """The answer to what was asked, once there is one. NotFound if there cannot be: nothing
-        has that very id."""
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        has that very id. TimeoutError after so many seconds."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
         self.waiting.setdefault(uuid, {})[future] = asked
-        self._look_soon([uuid])
+        self._look_soon(uuid, whole=not self._awaited.exists(asked))
+        if not self._many and len(self.waiting) >= MANY:
+            self._many = True
+            self._rarely.enter_context(rare_collections())
         if not self._background:
             self._background.start(self._watch)
+        # A third of the price of `asyncio.timeout`, and thousands may wait.
+        timer = None if seconds is None else loop.call_later(seconds, _time_out, future)
         try:
             return await future
         finally:
+            if timer is not None:
+                timer.cancel()
             self._forget(uuid, future)
 
     def committed(self, commit: Commit) -> None:
@@ -170,24 +219,32 @@ class Watcher(Generic[T]):
             if uuid not in self.waiting:
                 continue
             if found is None:
-                self._look_soon([uuid])
+                self._look_soon(uuid, whole=False)
             else:
                 self._tell(uuid, found)
 
     async def close(self) -> None:
         await self._background.cancel()
+        self._rarely.close()
         self._fail(list(self.waiting), Unavailable("the engine was closed"))
 
-    def _look_soon(self, uuids: Sequence[UUID]) -> None:
-        self._nudged.update(uuids)
-        self._nudge.set()
+    def _look_soon(self, uuid: UUID, *, whole: bool) -> None:
+        self._nudged[uuid] = whole or self._nudged.get(uuid, False)
+        if not self._nudge.is_set():
+            self._nudge.set()
 
     async def _watch(self) -> None:
+        try:
+            await self._until_none_waits()
+        finally:
+            self._many = False
+            self._rarely.close()
+
+    async def _until_none_waits(self) -> None:
         seen, rests_until = self._others_hints, 0.0
         while self.waiting:
             if self._nudged:
-                nudged, self._nudged = self._nudged, set()
-                await self._look_at([uuid for uuid in nudged if uuid in self.waiting])
+                await self._look_at_nudged()
                 continue
             await self._pause(rests_until - time.monotonic(), NOTHING)
             hinted = await self._hinted(seen)
@@ -198,6 +255,12 @@ class Watcher(Generic[T]):
             # However many wait and however often others hint: no more than half the time.
             ended = time.monotonic()
             rests_until = ended + max(self._awaited.rest, min(LONGEST_REST, ended - began))
+
+    async def _look_at_nudged(self) -> None:
+        nudged, self._nudged = self._nudged, {}
+        for whole in (False, True):
+            asked = [uuid for uuid, each in nudged.items() if each is whole]
+            await self._look_at([uuid for uuid in asked if uuid in self.waiting], whole=whole)
 
     @property
     def _others_hints(self) -> int:
@@ -244,7 +307,7 @@ class Watcher(Generic[T]):
             asked += len(page)
         return asked
 
-    async def _look_at(self, uuids: Sequence[UUID], *, whole: bool = True) -> bool:
+    async def _look_at(self, uuids: Sequence[UUID], *, whole: bool) -> bool:
         """Answers callers that wait for these; True if there was an answer for any of them."""
         answered = False
         for start in range(0, len(uuids), MAX_BATCH):
@@ -289,3 +352,8 @@ class Watcher(Generic[T]):
             waiters.pop(future, None)
             if not waiters:
                 del self.waiting[uuid]
+
+
+def _time_out(future: "asyncio.Future[T]") -> None:
+    if not future.done():
+        future.set_exception(TimeoutError())

@@ -1,6 +1,5 @@
 """Reads: one execution in any depth, many by filter, and waiting for an end."""
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from uuid import UUID
 
@@ -340,8 +339,7 @@ class Views(Service):
         seconds."""
         key = ExecutionId(id)
         seconds = None if timeout is None else check_seconds(timeout, "timeout")
-        async with asyncio.timeout(seconds):
-            return _ending(await self._context.watcher.wait(key, key.uuid))
+        return _ending(key, await self._context.watcher.wait(key, key.uuid, seconds))
 
     async def list(self, query: Query, cursor: str | None = None) -> Infos:
         """Executions by creation time; the cursor of one page starts the next."""
@@ -637,12 +635,12 @@ def _lease_view(snapshot: Snapshot) -> LeaseView | None:
             return None
 
 
-def _ending(snapshot: Snapshot) -> Ending:
+def _ending(id: ExecutionId, snapshot: Snapshot) -> Ending:
     ended = snapshot.state
     if not isinstance(ended, Ended):
         raise Invalid("the run has not ended")
     return Ending(
-        id=snapshot.execution.id,
+        id=id,
         outcome=ended.outcome,
         result=ended.result,
         failure=snapshot.life.failure,

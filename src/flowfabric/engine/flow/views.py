@@ -1,6 +1,5 @@
 """Reading flows: one or a page of them, their members, edges, joins and results."""
 
-import asyncio
 from collections.abc import Mapping
 from uuid import UUID
 
@@ -106,8 +105,7 @@ class FlowViews(Service):
         key = parse_uuid(id, "flow")
         span = None if timeout is None else check_seconds(timeout, "timeout")
         try:
-            async with asyncio.timeout(span):
-                return await self._context.flow_watcher.wait(key, key)
+            return await self._context.flow_watcher.wait(key, key, span)
         except TimeoutError:
             flow = known(await self.get(key), key)
             if flow.ended_at is None:

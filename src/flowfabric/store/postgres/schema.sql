@@ -78,7 +78,8 @@ select
 from mine, leases
 
 -- name: hint
--- The argument is put into the text. A hint may be lost: its commit does not wait for the disk.
+-- Through a pooler, the argument is put into the text. A hint may be lost: its commit does not wait
+-- for the disk.
 select
     set_config('synchronous_commit', 'off', true),
     nextval('{schema}.hint_seq'),

@@ -19,7 +19,7 @@ class Notices:
     that waits for nothing does not listen, and one that cannot listen sends all the same."""
 
     def __init__(self, wires: Wires, channel: str) -> None:
-        self._queries = wires.dialer.queries
+        self._dialer = wires.dialer
         self._link = Link(wires, PINNED, bare=True)
         self._origin = secrets.token_hex(8)
         self._topics = NOTHING
@@ -64,11 +64,15 @@ class Notices:
             await asyncio.sleep(GAP_SECONDS)
 
     async def _send(self, topics: Topics) -> None:
-        """One statement without arguments, which also passes a pooler as it is."""
-        query = self._queries["hint"].replace("$1", f"'{self._origin}:{topics}'")
+        """One statement. Without arguments it also passes a pooler as it is; with one it is
+        prepared."""
+        query, payload = self._dialer.queries["hint"], f"{self._origin}:{topics}"
 
         async def work(connection: Connection, repeated: bool) -> None:
-            await connection.execute(query)
+            if self._dialer.pooled:
+                await connection.execute(query.replace("$1", f"'{payload}'"))
+            else:
+                await connection.fetch(query, payload)
 
         await self._link.run(work)
 

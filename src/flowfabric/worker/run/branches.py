@@ -19,7 +19,7 @@ from flowfabric.core.execution.step import Recorded, Step, TryName
 from flowfabric.core.execution.step_order import CLEANUP, LOOSE, NO_CALL, is_named
 from flowfabric.store.hints import Nudge
 from flowfabric.worker.errors import StepsChanged, Unwind
-from flowfabric.worker.run.callers import current_caller
+from flowfabric.worker.run.callers import Callers
 from flowfabric.worker.run.cancelling import CancelPoint
 
 inside_step: ContextVar[str | None] = ContextVar("flowfabric_inside_step", default=None)
@@ -209,10 +209,11 @@ class Branches:
     ones was `refused`: neither makes further calls.
     """
 
-    def __init__(self, halt: Halt, cancel: CancelPoint, owner: object) -> None:
+    def __init__(self, halt: Halt, cancel: CancelPoint, callers: Callers, owner: object) -> None:
         """`owner` is the task or thread that runs the handler."""
         self._halt = halt
         self._cancel = cancel
+        self._caller = callers.current
         self._lock = threading.Lock()
         self._root = Branch(halt, "", owner)
         self._branches = {"": self._root}
@@ -309,7 +310,7 @@ class Branches:
         return self._root if branch is None or branch.halt is not self._halt else branch
 
     def _branch_here(self) -> Branch:
-        branch, caller = self._current(), current_caller()
+        branch, caller = self._current(), self._caller()
         if branch.owner is None:
             branch.owner = caller
         elif branch.owner != caller:
@@ -344,7 +345,7 @@ class Branches:
     def strand(self, branch: Branch) -> Iterator[None]:
         """What runs in the block is a branch of its own and counts as under way."""
         token = _branch.set(branch)
-        branch.owner, branch.counted = current_caller(), True
+        branch.owner, branch.counted = self._caller(), True
         self.begin()
         try:
             yield

@@ -4,9 +4,19 @@ import asyncio
 import threading
 
 
-def current_caller() -> object:
-    """The task this is called in, or the thread."""
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # a thread without an event loop
-        return threading.get_ident()
+class Callers:
+    """Tells the tasks of the event loop in which it is made from each other, and from threads."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+
+    def current(self) -> object:
+        """The task this is called in, or the thread."""
+        if threading.get_ident() == self._thread:
+            # Every step comes here; to ask which loop runs would be a call of the system.
+            return asyncio.current_task(self.loop)
+        try:
+            return asyncio.current_task()
+        except RuntimeError:  # a thread without an event loop
+            return threading.get_ident()

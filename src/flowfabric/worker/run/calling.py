@@ -19,7 +19,6 @@ from flowfabric.worker.api.task import Mode, Task
 from flowfabric.worker.codec import Undecodable, decode
 from flowfabric.worker.errors import TIMED_OUT
 from flowfabric.worker.run.active import ActiveRun
-from flowfabric.worker.run.callers import current_caller
 from flowfabric.worker.run.cancelling import CancelPoint
 from flowfabric.worker.run.hooks import WorkerHooks
 from flowfabric.worker.run.processes import Processes
@@ -187,7 +186,7 @@ def _call_in_scope(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    scope.adopt(current_caller())
+    scope.adopt(scope.callers.current())
     current_context.set(make_context)
     if cancel is not None and handler.mode is Mode.THREAD:
         cancel.begin()

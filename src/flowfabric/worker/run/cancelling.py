@@ -21,7 +21,7 @@ from msgspec import Struct
 from flowfabric.core.base.time import Millis, to_datetime
 from flowfabric.core.execution.model import Outcome, Snapshot
 from flowfabric.worker.errors import Cancelled, Unwind
-from flowfabric.worker.run.callers import current_caller
+from flowfabric.worker.run.callers import Callers
 
 Call = tuple[str, int]
 """A recorded call: its branch and its position."""
@@ -65,6 +65,7 @@ class CancelPoint:
         self,
         stopped: Callable[[], bool],
         on_raised: Callable[[], None],
+        callers: Callers,
         notice: CancelNotice | None = None,
     ) -> None:
         self.notice = notice
@@ -72,6 +73,7 @@ class CancelPoint:
         self._due = False
         self._stopped = stopped
         self._on_raised = on_raised
+        self._caller = callers.current
         self._task: asyncio.Task[Any] | None = None
         self._interrupted = False
         self._shields = 0
@@ -190,7 +192,7 @@ class CancelPoint:
     def _is_here(self) -> bool:
         """Whether this is called by the handler itself, not by what it does beside. A plain
         function has no task."""
-        return self._task is None or current_caller() is self._task
+        return self._task is None or self._caller() is self._task
 
     def take(self) -> BaseException:
         """What is raised in the handler, which is cleaning up from now on."""

@@ -22,6 +22,7 @@ from flowfabric.worker.codec import Undecodable, encode
 from flowfabric.worker.errors import DRAIN, LOST, Postpone, StepsChanged
 from flowfabric.worker.run.active import ActiveRun, fields_of
 from flowfabric.worker.run.arguments import fill_in
+from flowfabric.worker.run.callers import Callers
 from flowfabric.worker.run.calling import AttemptTimedOut, HandlerCalls, decode_result
 from flowfabric.worker.run.cancelling import CancelNotice
 from flowfabric.worker.run.failure import MAX_MESSAGE, begin_in_user_code, storable, type_of
@@ -77,7 +78,8 @@ class Executor:
             hooks=hooks,
             late_scope=self._late_scope,
         )
-        self.loop = asyncio.get_running_loop()
+        self._callers = Callers()
+        self.loop = self._callers.loop
         self._engine = engine
         self._steps = steps
         self._hooks = hooks
@@ -268,7 +270,7 @@ class Executor:
             self._engine,
             active.lease,
             self._steps,
-            loop=self.loop,
+            callers=self._callers,
             on_completed=active.complete,
             on_step=active.on_step,
             again=again,

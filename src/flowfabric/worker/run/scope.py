@@ -1,6 +1,5 @@
 """One call of a handler: what the parts of its context share, and how the worker steers it."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +13,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.worker.errors import LOST, OVER, StepsChanged, Unwind
 from flowfabric.worker.run.branches import Branches, Halt, StepPlace
+from flowfabric.worker.run.callers import Callers
 from flowfabric.worker.run.cancelling import CancelNotice, CancelPoint
 from flowfabric.worker.run.hooks import Hooks, WorkerHooks
 from flowfabric.worker.run.journal import Journal
@@ -52,7 +52,7 @@ class CallScope:
         lease: WorkerLease,
         threads: Threads,
         *,
-        loop: asyncio.AbstractEventLoop,
+        callers: Callers,
         on_completed: Callable[[], None] = _nothing,
         on_step: Callable[[], None] = _nothing,
         again: bool = False,
@@ -64,7 +64,8 @@ class CallScope:
         self.claim = lease.claim
         self.threads = threads
         self.hooks = hooks or WorkerHooks(Hooks())
-        self.loop = loop
+        self.loop = callers.loop
+        self.callers = callers
         self.halt = Halt()
         self.completed = False
         self.undos: list[Work] = []
@@ -92,7 +93,7 @@ class CallScope:
                 self.engine,
                 self.lease,
                 self.halt,
-                Branches(self.halt, self.cancel, self._caller),
+                Branches(self.halt, self.cancel, self.callers, self._caller),
                 self.cancel,
                 again=self._again,
                 on_step=self._on_step,
@@ -102,7 +103,7 @@ class CallScope:
     @property
     def cancel(self) -> CancelPoint:
         if self._cancel is None:
-            self._cancel = CancelPoint(self._is_stopped, self._clean_up, self._notice)
+            self._cancel = CancelPoint(self._is_stopped, self._clean_up, self.callers, self._notice)
         return self._cancel
 
     @property
