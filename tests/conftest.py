@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import settings
 
 from flowfabric.store.open import open_store
@@ -65,6 +66,10 @@ def _is_sample(item: pytest.Item) -> bool:
     the same behind it."""
     return crc32(item.nodeid.encode()) % 30 == 0
 
+
+# Under load a server may take as long as it likes; a client gives it five seconds by default.
+for limit in ("connect", "read", "write", "pool"):
+    setattr(DEFAULT_TIMEOUT_CONFIG, limit, 60.0)
 
 # Nothing is said about time here: under load an example may take as long as it likes.
 settings.register_profile("quick", max_examples=50, deadline=None)

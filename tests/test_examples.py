@@ -121,7 +121,7 @@ def test_the_example_works(name: str, tmp_path: Path) -> None:
         env={"TMPDIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=120,
     )
     wanted = dedent(SAID[name]).strip().splitlines()
     assert (done.stdout.splitlines(), done.returncode) == (wanted, 0), done.stderr

@@ -75,7 +75,7 @@ def worker(url: str) -> Worker:
 
         thread = threading.Thread(target=lambda: asyncio.run(run()))
         thread.start()
-        assert ready.wait(10)
+        assert ready.wait(60)
         yield
         stop[0]()
         thread.join(20)

@@ -1,8 +1,7 @@
-"""A worker process that forgets to record its steps: `python -m tests.cli.forgetful FOLDER`."""
+"""A worker process that forgets to record its steps: `python -m tests.cli.forgetful FOLDER …`."""
 
 import asyncio
 import sys
-from pathlib import Path
 from unittest.mock import patch
 
 from flowfabric.engine.execution.attempts import Attempts
@@ -15,4 +14,4 @@ async def forget(*_: object) -> None:
 
 if __name__ == "__main__":
     with patch.object(Attempts, "record_step", forget):
-        asyncio.run(main(Path(sys.argv[1])))
+        asyncio.run(main(*sys.argv[1:]))

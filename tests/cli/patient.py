@@ -98,6 +98,6 @@ class Patient:
 
         async def wait() -> Any:
             async with patient(self.url) as fabric:
-                return await (await fabric.run(id)).result(5)
+                return await (await fabric.run(id)).result(60)
 
         return asyncio.run(wait())

@@ -91,4 +91,4 @@ def follow(url: str, id: str, event: str) -> None:
                 if found.kind.name.lower() == event:
                     return
 
-    asyncio.run(asyncio.wait_for(wait(), 20))
+    asyncio.run(asyncio.wait_for(wait(), 60))

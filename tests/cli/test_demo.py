@@ -42,7 +42,7 @@ def start(home: Path) -> "subprocess.Popen[str]":
 
 def test_the_demo_ends_by_itself_and_keeps_its_promises(tmp_path: Path) -> None:
     process = start(tmp_path)
-    printed, errors = process.communicate(timeout=50)
+    printed, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (0, "")
     assert "5 runs, 1 worker killed, 0 steps repeated" in printed
     assert "BROKEN" not in printed
@@ -56,7 +56,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, number: int) 
     while "completed" not in (line := process.stdout.readline()):
         assert line, "the demo ended before anything was completed"
     process.send_signal(number)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors == "interrupted; everything was cleaned up\n"
     assert list(tmp_path.iterdir()) == []
@@ -146,7 +146,7 @@ def test_a_worker_that_dies_by_itself_is_told_with_its_last_words() -> None:
     with Stage() as stage:
         stage.url = "nonsense"
         stage.start("ada")
-        stage._processes["ada"].wait(20)
+        stage._processes["ada"].wait(60)
         with pytest.raises(WorkerDied, match="that is not the URL of a store"):
             stage.check()
     assert not stage.home.exists()

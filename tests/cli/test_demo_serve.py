@@ -31,7 +31,7 @@ def start(home: Path) -> "subprocess.Popen[str]":
 
 
 def get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - our own server
+    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - our own server
         content = answer.read()
     return json.loads(content) if "/v1/" in url else content.decode()
 
@@ -60,7 +60,7 @@ def test_it_serves_a_lively_sample_until_a_signal(tmp_path: Path, number: int) -
         assert get(f"{address}v1/flows")["flows"][0]["kind"] == "nightly report"
     finally:
         process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "stopped; everything was cleaned up\n")
     assert list(tmp_path.iterdir()) == []
 

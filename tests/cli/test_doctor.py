@@ -214,7 +214,8 @@ def test_a_lock_wait_is_named_with_who_blocks(
         await transaction.start()
         await blocker.execute("lock table flowfabric.ready in access exclusive mode")
         waiting = asyncio.create_task(waiter.execute("select count(*) from flowfabric.ready"))
-        query = "select count(*) from pg_locks where not granted"
+        query = """select count(*) from pg_locks where not granted
+            and database = (select oid from pg_database where datname = current_database())"""
         while not await watcher.fetchval(query):
             pass
         found = await asyncio.to_thread(on_server.one, "lock waits")

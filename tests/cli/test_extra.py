@@ -33,6 +33,6 @@ def test_completing_a_command_reads_no_ids() -> None:
     command = [sys.executable, "-c", "from flowfabric.cli import main; main()"]
     terminal, _ = os.pipe()
     shell = subprocess.run(
-        command, stdin=terminal, capture_output=True, env=env, timeout=20, check=True
+        command, stdin=terminal, capture_output=True, env=env, timeout=120, check=True
     )
     assert shell.stdout.split() == [b"--reason"]

@@ -38,7 +38,7 @@ def started(*command: str) -> Iterator[str]:
             found = re.search(r"metrics on (http\S+)", line)
         yield found[1]
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
         assert process.returncode == 0
     finally:
         process.kill()
@@ -52,7 +52,7 @@ def free_port() -> int:
 
 
 def look(url: str) -> Scrape:
-    reply = httpx.get(url, timeout=10)
+    reply = httpx.get(url, timeout=60)
     assert reply.status_code == 200
     return Scrape(reply.text)
 

@@ -94,12 +94,10 @@ def rows(url: str) -> dict[str, int]:
         }
 
 
-async def outcomes(
-    url: str, home: Path, names: list[str], *, patience: float = 10.0
-) -> dict[str, CheckResult]:
+async def outcomes(url: str, home: Path, names: list[str]) -> dict[str, CheckResult]:
     """What becomes of some promises."""
     place = new_place(url, 1)
-    ground = Ground(place=place, home=home / "prove", until=time.monotonic(), patience=patience)
+    ground = Ground(place=place, home=home / "prove", until=time.monotonic(), patience=60.0)
     chosen = [promise for promise in PROMISES if promise.name in names]
     try:
         return {promise.name: await tried(promise, ground) for promise in chosen}
@@ -195,8 +193,11 @@ def test_a_report_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None
 @pytest.mark.inside
 @pytest.mark.rules
 @pytest.mark.usefixtures("sound")
-async def test_nothing_is_left_and_nothing_of_others_is_touched(store: str) -> None:
+async def test_nothing_is_left_and_nothing_of_others_is_touched(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither a waiting run, nor one that ended longer ago than the usual retention."""
+    monkeypatch.setattr("flowfabric.prove.ground.CLEAR_WITHIN", 60.0)
     long_ago = ManualClock(Millis(SystemClock().now() - 30 * DAY))
     async with Fabric(store, clock=long_ago) as fabric:
         task = fabric.task(name="old")(_nothing)
@@ -359,7 +360,7 @@ async def test_a_fault_breaks_its_own_promise_and_no_other(
 ) -> None:
     name, plant = FAULTS[fault]
     plant(monkeypatch)
-    found = broken(await outcomes(store, tmp_path, IN_PROCESS, patience=5.0))
+    found = broken(await outcomes(store, tmp_path, IN_PROCESS))
     assert found == {name: ProofOutcome.BROKEN}
 
 

@@ -319,5 +319,5 @@ def test_q_and_ctrl_c_give_the_terminal_back(cli: Cli, how: str) -> None:
         else:
             process.send_signal(signal.SIGINT)
         shown = read_until(master, b"\x1b[?1049l")  # the screen of before
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert b"Traceback" not in shown

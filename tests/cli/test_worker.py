@@ -45,7 +45,7 @@ class Process:
 
     def end(self) -> tuple[int, str]:
         """The exit code and what else was logged."""
-        _, words = self._process.communicate(timeout=30)
+        _, words = self._process.communicate(timeout=120)
         return self._process.returncode, words
 
     def kill(self) -> None:
@@ -139,7 +139,7 @@ class Receiver(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         self.ids.put(self.headers["FlowFabric-Event-Id"])
-        self.gate.wait(20)
+        self.gate.wait(60)
         with suppress(OSError):  # the worker is dead
             self.send_response(204)
             self.end_headers()
@@ -168,12 +168,12 @@ def test_a_worker_that_is_killed_while_it_delivers_loses_nothing(
     cli("webhooks", "create", "h", receiver, "--family", "completion")
     cli.submit("greet", "--arg", "name=ada")
     first = start(processes, cli, "--webhooks", "--ttl", "1s", "--lanes", "default")
-    id = Receiver.ids.get(timeout=30)
+    id = Receiver.ids.get(timeout=120)
     first.kill()
     processes.remove(first)
     Receiver.gate.set()
     second = start(processes, cli, "--webhooks", "--ttl", "1s")
-    assert Receiver.ids.get(timeout=30) == id
+    assert Receiver.ids.get(timeout=120) == id
     second.terminate()
     assert second.end()[0] == 0
     (delivery,) = cli.lines("run", "list", "--task", "flowfabric.webhook")

@@ -61,7 +61,7 @@ async def test_an_order_is_shipped_by_the_worker(
         assert await workers(database_url) == ["packer"]
 
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(30) == 0, shop.log_of(worker)
+        assert worker.wait(60) == 0, shop.log_of(worker)
         assert client.get("/orders/1").json()["reminders"] == 1
     assert '"message":"' in shop.log_of(worker)
 
@@ -79,7 +79,7 @@ async def test_runserver_and_its_autoreload_start_no_worker(
     assert placed.status_code == 201, shop.log_of(server)
     assert await workers(database_url) == []
     server.send_signal(signal.SIGTERM)  # it ends the process that serves
-    server.wait(30)
+    server.wait(60)
 
 
 def until_it_listens(client: httpx.Client) -> httpx.Response:

@@ -227,7 +227,7 @@ def served_in_thread(store_url: str, callers: dict[str, Identity] | None = None)
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    url, stop = ready.result(20)
+    url, stop = ready.result(60)
     try:
         yield url
     finally:

@@ -78,7 +78,7 @@ class ServerProcess:
     def wait(self) -> int:
         """Its exit code, once it has ended and its log is read."""
         code = self.process.wait(60)
-        self._reader.join(10)
+        self._reader.join(60)
         assert self.process.stderr is not None
         self.process.stderr.close()
         return code

@@ -21,7 +21,7 @@ from tests.machine.flow_machine import FlowMachine
 from tests.machine.limit_machine import LimitMachine
 
 ASKED = os.environ.get("FLOWFABRIC_MACHINE_EXAMPLES")
-DEEPER = 10
+DEEPER = 15
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200 if ASKED is None else 0)]
 
@@ -38,9 +38,9 @@ class Plan(NamedTuple):
 every_machine = pytest.mark.parametrize(
     "plan",
     [
-        Plan(ExecutionMachine, steps=40, on_sqlite=30, on_postgres=8),
-        Plan(FlowMachine, steps=20, on_sqlite=50, on_postgres=10),
-        Plan(LimitMachine, steps=8, on_sqlite=25, on_postgres=4),
+        Plan(ExecutionMachine, steps=40, on_sqlite=20, on_postgres=6),
+        Plan(FlowMachine, steps=20, on_sqlite=30, on_postgres=6),
+        Plan(LimitMachine, steps=8, on_sqlite=15, on_postgres=3),
     ],
     ids=lambda plan: plan.rules.__name__,
 )

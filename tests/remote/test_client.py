@@ -86,7 +86,7 @@ async def test_many_that_wait_share_a_few_requests(remote: Engine, app: EngineAp
     assert app.requests - before <= 50
     claims = await remote.claims.claim(W1, limit=50)
     await asyncio.gather(*(remote.attempts.complete(claim, b"1") for claim in claims))
-    endings = await asyncio.wait_for(asyncio.gather(*waits), 20)
+    endings = await asyncio.wait_for(asyncio.gather(*waits), 60)
     assert {ending.result for ending in endings} == {b"1"}
 
 
@@ -324,18 +324,18 @@ async def test_a_server_is_no_place_for_other_answers(clock: ManualClock) -> Non
 
 async def test_the_clock_of_the_server_is_followed(url: str, clock: ManualClock) -> None:
     remote = await RemoteEngine.open(url, None)
-    assert abs(remote.now() - clock.now()) < 1000
+    assert abs(remote.now() - clock.now()) < 60_000
     await remote.close()
 
 
 async def test_a_hint_of_the_server_wakes_those_that_wait(remote: Engine, inside: Engine) -> None:
     seen = remote.hints.count
-    await asyncio.wait_for(remote.hints.wait(10, seen), 10)  # it listens
+    await asyncio.wait_for(remote.hints.wait(10, seen), 60)  # it listens
     seen = remote.hints.count
     woken = asyncio.ensure_future(remote.hints.wait(10, seen, Topic.SIGNALS))
     await asyncio.sleep(0)
     inside.hints.send(Topic.SIGNALS)
-    assert await asyncio.wait_for(woken, 5)
+    assert await asyncio.wait_for(woken, 60)
     assert remote.hints.since(seen) == Topic.SIGNALS
 
 

@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -12,15 +13,12 @@ from uuid import UUID
 import pytest
 
 from flowfabric import Context, Fabric, Forbidden, Invalid, WorkerOptions
-from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.lease import AlreadySatisfied
 from flowfabric.engine.engine import Engine
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.open import open_store
 from tests.kit.lab import W1
 from tests.kit.served import EngineApp, caller_named, served, served_in_thread
-
-LONG = 1.2
 
 
 def double(n: int) -> int:
@@ -45,21 +43,32 @@ async def _work(fabric: Fabric) -> int:
 
 async def test_a_blocked_event_loop_keeps_its_leases(tmp_path: Path) -> None:
     """The heartbeat has a session of its own, in its own thread."""
-    with served_in_thread(f"sqlite:///{tmp_path / 'work.db'}") as url:
+    path = tmp_path / "work.db"
+    with served_in_thread(f"sqlite:///{path}") as url:
         async with Fabric(url) as fabric:
 
             @fabric.task()
             async def blocks() -> str:
-                time.sleep(LONG)  # noqa: ASYNC251 - as some libraries do
+                _block_until_renewed(path)
                 return "done"
 
             run = await blocks.submit()
-            worker = await fabric.worker(WorkerOptions(ttl=Millis(500)))
+            worker = await fabric.worker(WorkerOptions(ttl="4500ms"))
             running = asyncio.create_task(worker.run())
             assert await run.result(60) == "done"
             assert (await run.describe()).epoch == 1
             worker.stop()
             await running
+
+
+def _block_until_renewed(path: Path) -> None:
+    """As some libraries do: nothing else happens in this event loop."""
+    until, ends = time.monotonic() + 60, "select expires_at from lease"
+    with closing(sqlite3.connect(path)) as database:
+        begun = database.execute(ends).fetchall()
+        while database.execute(ends).fetchall() == begun:
+            assert time.monotonic() < until
+            time.sleep(0.01)
 
 
 async def test_a_worker_survives_its_server(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ async def cancelled(engine: Engine, namespace: str = "default") -> ExecutionId:
 
 async def until_named(follower: change_feed.Follower, id: ExecutionId) -> ChangeNotice:
     """The notice that names this run; those about something else come before."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while id.uuid not in (notice := await follower.next()).executions:
             pass
     return notice
@@ -65,7 +65,7 @@ async def test_a_lane_is_something_that_changed(engine: Engine, feed: ChangeFeed
     with feed.follow(engine, None) as follower:
         await follower.next()  # what was there when it began
         await engine.lanes.pause("closed", reason="test")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert (await follower.next()).complete is False
 
 

@@ -80,7 +80,7 @@ class Place:
 def test_submitters_and_workers_go_on_with_the_next_server(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path / 'work.db'}"
     first = ServerProcess("--store", store)
-    with httpx.Client(timeout=20) as http, ThreadPoolExecutor(WORKERS + 2) as pool:
+    with httpx.Client(timeout=60) as http, ThreadPoolExecutor(WORKERS + 2) as pool:
         place = Place(first.url, http)
         work = [pool.submit(place.work, f"w{number}") for number in range(WORKERS)]
         work += [pool.submit(place.submit, number) for number in range(RUNS)]

@@ -410,7 +410,7 @@ async def test_clients_of_streams_are_gauges(context: ServerContext, engine: Eng
             await engine.claims.claim(W1)
             await events.next()
             assert (await scrape(http)).since(before, "ff_sse_connections") == 1
-        async with asyncio.timeout(10):  # until the server has noticed
+        async with asyncio.timeout(60):  # until the server has noticed
             while (await scrape(http)).since(before, "ff_sse_connections"):
                 pass
 

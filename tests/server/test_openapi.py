@@ -78,21 +78,24 @@ async def test_public_routes_are_few(engine: Engine) -> None:
 
 
 @pytest.mark.long
-def test_no_request_that_the_document_allows_is_a_fault(tmp_path: Path) -> None:
+def test_no_request_that_the_document_allows_is_a_fault(
+    tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    examples = 12 if pytestconfig.getoption("--deep") else 3
     with server_process("--store", f"sqlite:///{tmp_path / 'fuzz.db'}") as server:
         schema = schemathesis.openapi.from_url(f"{server.url}/v1/openapi.json")
-        with httpx.Client(base_url=server.url, timeout=20) as http:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
             for result in schema.get_all_operations():
                 assert not isinstance(result, Err)
                 operation = result.ok()
                 if "stream" not in operation.path or "attempts" in operation.path:
-                    _play(operation, http)
+                    _play(operation, http, examples)
 
 
-def _play(operation: Any, http: httpx.Client) -> None:
+def _play(operation: Any, http: httpx.Client, examples: int) -> None:
     @given(case=operation.as_strategy())
     @settings(
-        max_examples=6,
+        max_examples=examples,
         deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),

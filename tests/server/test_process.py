@@ -10,7 +10,9 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from flowfabric.cli.app import app
 from tests.kit.http import EXECUTION, NOBODY
 from tests.kit.server_process import ServerProcess, server_process
 
@@ -112,9 +114,8 @@ def test_the_token_of_the_environment_is_wanted(store: str) -> None:
     ],
 )
 def test_a_server_does_not_guess(store: str, arguments: tuple[str, ...], text: str) -> None:
-    server = ServerProcess("--store", store, *arguments)
-    assert server.wait() == 2
-    assert any(text in line for line in server.lines), server.lines
+    result = CliRunner().invoke(app, ["server", "--store", store, *arguments])
+    assert (result.exit_code, text in result.stderr) == (2, True), result.stderr
 
 
 def test_a_certificate_that_cannot_be_read_is_no_reason_for_a_traceback(

@@ -226,10 +226,10 @@ async def test_a_waiting_worker_hears_of_it(
         first = await fabric.get_task("double").submit(1)
         assert await first.result(60) == 2  # it works, and waits again
         await submit(psql, "{}", task="mark")
-        await asyncio.wait_for(seen.wait(), 20)
+        await asyncio.wait_for(seen.wait(), 60)
     finally:
         worker.stop()
-        await asyncio.wait_for(running, 20)
+        await asyncio.wait_for(running, 60)
 
 
 async def test_a_run_ended_in_an_open_transaction_does_not_stop_the_sweep(

@@ -400,7 +400,7 @@ async def test_the_clock_is_the_databases_unless_one_is_given(bench: Bench) -> N
     store = await open_postgres(bench.url)
     raw: Connection = await bench.raw()
     theirs = await raw.fetchval("select extract(epoch from clock_timestamp())::float8 * 1000")
-    assert abs(store.clock.now() - theirs) < 1000
+    assert abs(store.clock.now() - theirs) < 60_000
     assert bench.store.clock.now() == bench.clock.now()
     await store.close()
 

@@ -92,7 +92,7 @@ async def test_a_store_can_be_closed_at_any_moment_of_listening(database: str) -
             bench.store.hints.send()
             for _ in range(turns):
                 await asyncio.wait([task], timeout=0.0005)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await bench.store.close()
 
 

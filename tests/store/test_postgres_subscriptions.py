@@ -63,7 +63,7 @@ async def test_a_follower_waits_for_a_rival_that_commits_late(bench: Bench, engi
         await asyncio.wait([reading], timeout=0.1)
         assert not reading.done(), "the later number is not shown before the earlier one"
         await transaction.commit()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             batch = await reading
     assert [each.id for each in batch.events] == [None, id]
 
@@ -101,7 +101,7 @@ async def test_late_commits_of_two_tenants_reach_only_their_own(
     for transaction in reversed(transactions):
         await asyncio.wait(following, timeout=0.05)
         await transaction.commit()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.gather(*following)
     for namespace, found in seen.items():
         assert {each.namespace for each in found} == {namespace}
@@ -135,7 +135,7 @@ async def test_a_filter_that_matches_nothing_reads_a_bounded_part(
     assert (first.events, first.cursor) == ((), 3)
     seen: list[Any] = []
     async with aclosing(engine.events.follow(wanted, after=0)) as stream:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not seen:
                 seen += [each.id for each in (await anext(stream)).events]
     assert seen == [rare]
@@ -197,7 +197,7 @@ async def test_a_subscription_survives_its_connection(
         try:
             async with aclosing(reader.events.subscribe(after=0)) as stream:
                 made = [await end_one(engine) for _ in range(2)]
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     assert await collect(stream, 2) == made
                 waiting = asyncio.ensure_future(collect(stream, 3))
                 await asyncio.wait([waiting], timeout=0.05)

@@ -357,7 +357,7 @@ async def test_the_log_does_not_grow_without_end(
 
 
 async def test_a_hint_wakes_waiting_callers(bench: Bench) -> None:
-    waiting = [asyncio.create_task(bench.store.hints.wait(10)) for _ in range(3)]
+    waiting = [asyncio.create_task(bench.store.hints.wait(60)) for _ in range(3)]
     await asyncio.sleep(0)
     bench.store.hints.send()
     assert await asyncio.gather(*waiting) == [True] * 3
@@ -366,7 +366,7 @@ async def test_a_hint_wakes_waiting_callers(bench: Bench) -> None:
 async def test_a_hint_since_the_last_look_is_not_missed(bench: Bench) -> None:
     seen = bench.store.hints.count
     bench.store.hints.send()
-    assert await bench.store.hints.wait(10, seen)
+    assert await bench.store.hints.wait(60, seen)
     assert not await bench.store.hints.wait(0, bench.store.hints.count)
     assert not await bench.store.hints.wait(0)
 
@@ -380,7 +380,7 @@ async def test_the_store_itself_wakes_no_caller(bench: Bench) -> None:
 
 async def test_a_commit_of_another_connection_wakes(bench: Bench, path: str) -> None:
     other = await open_sqlite(path)
-    waiting = asyncio.create_task(other.hints.wait(10))
+    waiting = asyncio.create_task(other.hints.wait(60))
     await other.identity()
     await bench.submit()
     assert await waiting
@@ -393,7 +393,7 @@ async def test_without_threads_the_next_one_who_waits_sees_other_commits(
     other = await open_sqlite(path, inline=True)
     await other.identity()
     await bench.submit()
-    assert await other.hints.wait(10)
+    assert await other.hints.wait(60)
     await other.close()
 
 

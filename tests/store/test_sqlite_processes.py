@@ -42,7 +42,7 @@ async def test_processes_share_a_file_and_nothing_is_lost_or_done_twice(
 ) -> None:
     path = tmp_path / "work.db"
     workers = [spawn("work", path, number, each, each * processes) for number in range(processes)]
-    lines = [worker.communicate(timeout=40)[0].split() for worker in workers]
+    lines = [worker.communicate(timeout=240)[0].split() for worker in workers]
     assert [worker.returncode for worker in workers] == [0] * processes
     store = await open_sqlite(str(path))
     counts = await store.counts(None, None)
@@ -70,7 +70,7 @@ async def test_a_killed_process_loses_nothing_it_was_told_is_written(tmp_path: P
         # From the same reader, which has read ahead.
         rest = worker.stdout.read()
         worker.stdout.close()
-        worker.wait(timeout=10)
+        worker.wait(timeout=60)
         # A line that was cut short may be the last one.
         whole = [line.split() for line in rest.splitlines(keepends=True) if line.endswith("\n")]
         told += [(word, UUID(uuid)) for word, uuid in whole]
@@ -87,7 +87,7 @@ async def test_a_killed_process_loses_nothing_it_was_told_is_written(tmp_path: P
 async def test_processes_agree_on_the_secret_and_the_schema(tmp_path: Path) -> None:
     path = tmp_path / "work.db"
     workers = [spawn("secret", path, number) for number in range(4)]
-    secrets = {worker.communicate(timeout=40)[0] for worker in workers}
+    secrets = {worker.communicate(timeout=240)[0] for worker in workers}
     assert [worker.returncode for worker in workers] == [0] * 4
     assert len(secrets) == 1
 

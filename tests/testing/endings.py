@@ -106,7 +106,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "timed out in a thread": (dozes, {"timeout": SHORT}),
     "timed out in a step of a thread": (dozes_in_a_step, {"timeout": SHORT}),
     "timed out in a process": (dozes, {"timeout": SHORT, "process": True}),
-    "deadline while it runs": (hangs, {"deadline": SHORT}),
+    "deadline while it runs": (hangs, {"deadline": "2s"}),
     "deadline while it sleeps": (sleeps, {"deadline": SHORT}),
     "cancelled itself": (cancels_itself, {}),
     "cancelled": (is_cancelled, {}),

@@ -7,7 +7,6 @@ import pytest
 from msgspec import Struct
 
 from flowfabric import Fabric, RunError, testing
-from flowfabric.core.base.time import Millis
 from flowfabric.testing import driver
 from flowfabric.worker.api.run import Run
 from tests.testing import endings
@@ -49,8 +48,9 @@ def _attempt(attempt: Any) -> tuple[int, str | None, str | None]:
 
 async def by_a_worker(url: str, case: str) -> Story:
     async with Fabric(url) as fabric:
-        task = endings.add(fabric, case)
-        async with working(fabric, ttl=Millis(2_000), processes=1):
+        task, ready = endings.add(fabric, case), fabric.task()(endings.returns)
+        async with working(fabric, processes=1):
+            await (await ready.submit()).result(60)  # the worker takes the next one at once
             return await story_of(await task.submit(), fabric)
 
 

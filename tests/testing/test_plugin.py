@@ -79,7 +79,7 @@ def run_pytest(folder: Path, *options: str) -> str:
     (folder / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
     done = subprocess.run(
-        [*command, "-W", "error", *options], cwd=folder, capture_output=True, text=True, timeout=50
+        [*command, "-W", "error", *options], cwd=folder, capture_output=True, text=True, timeout=120
     )
     return done.stdout + done.stderr
 

@@ -127,7 +127,16 @@ async def working(fabric: Fabric, **options: Any) -> AsyncIterator[Worker]:
     finally:
         worker.stop()
         worker.stop()
-        await asyncio.wait_for(running, 20)
+        await asyncio.wait_for(running, 60)
+
+
+async def renew_now(worker: Worker) -> None:
+    """The heartbeat renews the worker's leases at once, not after a third of their time."""
+    await until(lambda: worker._heartbeat and worker._heartbeat._store)
+    heartbeat = worker._heartbeat
+    assert heartbeat is not None
+    renewal = asyncio.run_coroutine_threadsafe(heartbeat._renew_somehow(), heartbeat._loop)
+    await asyncio.wrap_future(renewal)
 
 
 async def until(true: Callable[[], Any], seconds: float = 60.0) -> None:

@@ -15,7 +15,7 @@ from tests.worker.bench import AGAIN, Bench, Log, until, working
 pytestmark = pytest.mark.rules
 
 
-async def cancelled(run: Run[Any], seconds: float = 20) -> str:
+async def cancelled(run: Run[Any], seconds: float = 60) -> str:
     with pytest.raises(RunCancelled) as caught:
         await run.result(timeout=seconds)
     return str(caught.value)
@@ -625,4 +625,4 @@ async def test_a_second_cancel_with_force_ends_a_cleanup(fabric: Fabric) -> None
         assert (await run.cancel("again")).until is not None
         assert (await run.cancel("now", force=True)).until is None
         await cancelled(run)
-        await asyncio.wait_for(over.wait(), 20)
+        await asyncio.wait_for(over.wait(), 60)

@@ -22,7 +22,7 @@ async def test_a_backlog_is_worked_off_without_a_hint(
         return n
 
     runs = await job.submit_many([(n,) for n in range(300)])
-    async with asyncio.timeout(20), working(fabric, concurrency=8):
+    async with asyncio.timeout(60), working(fabric, concurrency=8):
         assert [await run.result() for run in runs] == list(range(300))
 
 

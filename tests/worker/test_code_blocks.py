@@ -183,7 +183,7 @@ async def test_a_worker_that_starts_releases_it(store_url: str) -> None:
 
 
 async def until_state(run: Run[Any], state: str) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (await run.state()).value != state:  # noqa: ASYNC110 - another process may do it
             await asyncio.sleep(0.01)
 

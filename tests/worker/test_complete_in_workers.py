@@ -59,7 +59,7 @@ async def test_a_worker_that_stops_leaves_a_completed_run_alone(
     committed = asyncio.Event()
     async with working(fabric):
         run = await job.submit()
-        await asyncio.wait_for(committed.wait(), 10)
+        await asyncio.wait_for(committed.wait(), 60)
     assert await run.result(60) == "done"
     assert len(await run.attempts()) == 1
 

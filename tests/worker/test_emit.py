@@ -25,7 +25,7 @@ class Token(Struct):
 
 
 async def output(run: Run[Any], **given: Any) -> list[RunFrame]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return [frame async for frame in run.stream(**given)]
 
 
@@ -82,10 +82,10 @@ async def test_output_is_followed_while_the_run_goes_on(bench: Bench) -> None:
 
     watching = asyncio.create_task(watch())
     async with working(bench.fabric):
-        await asyncio.wait_for(seen.wait(), 20)
+        await asyncio.wait_for(seen.wait(), 60)
         assert found == ["first"]
         go_on.set()
-        await asyncio.wait_for(watching, 20)
+        await asyncio.wait_for(watching, 60)
     assert found == ["first", 0, 1, 2]
 
 
@@ -169,7 +169,7 @@ async def test_a_handler_that_was_handed_back_does_not_repeat_itself(bench: Benc
 
     run = await job.submit()
     async with working(bench.fabric):
-        await asyncio.wait_for(begun.wait(), 20)
+        await asyncio.wait_for(begun.wait(), 60)
     await bench.work()
     await run.result()
     frames = await output(run)

@@ -339,5 +339,5 @@ def test_a_script_without_a_loop(store_url: str, tmp_path: Any) -> None:
         await (await fabric.worker()).run_until_idle()
 
     fabric.block_on(run())
-    assert flow.result_sync(5) == 6
+    assert flow.result_sync(60) == 6
     fabric.block_on(fabric.close())

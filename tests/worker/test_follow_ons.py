@@ -320,7 +320,7 @@ async def test_a_limited_task_has_a_slot_again_when_another_follows(
             again.set()
         return n
 
-    async with asyncio.timeout(10), working(fabric, concurrency=4):
+    async with asyncio.timeout(60), working(fabric, concurrency=4):
         await warm_up(job)
         flow = fabric.flow("mixed")
         flow.add(job, 1, after=flow.add(narrow, 0, name="first"), name="second")

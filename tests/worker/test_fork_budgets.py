@@ -75,8 +75,8 @@ async def test_a_fork_does_not_ask_again_what_was_approved_for_a_block(
     await bench.fabric.approve(f"{run.id}/{asked.id}", approver="ada")
     await bench.work()
     with pytest.raises(RunFailed):
-        await run.result(1)
+        await run.result(60)
     broken.clear()
     fork = await run.fork(chosen)
     await bench.work_through(fork)
-    await fork.result(1)
+    await fork.result(60)

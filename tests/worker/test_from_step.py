@@ -55,7 +55,7 @@ def shop(bench: Bench) -> Shop:
 
 async def done(bench: Bench, run: Run[Any]) -> Any:
     await bench.work_through(run)
-    return await run.result(1)
+    return await run.result(60)
 
 
 async def test_a_fork_has_the_steps_before_the_chosen_one(bench: Bench, shop: Shop) -> None:
@@ -70,7 +70,7 @@ async def test_a_fork_has_the_steps_before_the_chosen_one(bench: Bench, shop: Sh
     assert (facts.forked_from, facts.forked_at) == (run.id, "charge")
     assert facts.tags[FORKED_FROM] == run.id
     assert (await run.describe()).replays == 0
-    assert await run.result(1) == ["reserve 7", "charge 7", "ship 7"]
+    assert await run.result(60) == ["reserve 7", "charge 7", "ship 7"]
 
 
 async def test_a_fork_may_have_other_arguments_and_options(bench: Bench, shop: Shop) -> None:
@@ -84,7 +84,7 @@ async def test_a_fork_may_have_other_arguments_and_options(bench: Bench, shop: S
     again = await run.fork("ship", key="once")
     assert (again.id, again.duplicate) == (fork.id, True)
     await bench.work(lanes=("slow",))
-    assert await fork.result(1) == ["reserve 7", "charge 7", "ship 8"]
+    assert await fork.result(60) == ["reserve 7", "charge 7", "ship 8"]
 
 
 async def test_a_fork_can_be_pinned_to_another_version(bench: Bench) -> None:
@@ -260,7 +260,7 @@ async def test_only_an_ended_run_is_replayed_and_any_run_is_forked(bench: Bench)
     assert (await fork.state()).value == "delayed"
     await bench.pass_time(90_000_000)
     await bench.work()
-    assert [await run.result(1), await fork.result(1)] == ["first", "first"]
+    assert [await run.result(60), await fork.result(60)] == ["first", "first"]
 
 
 async def test_a_thousand_steps(bench: Bench) -> None:
@@ -568,7 +568,7 @@ async def test_children_before_the_step_are_the_same_and_later_ones_are_new(benc
     await run.replay("act")
     for each in (fork, run):
         assert (await done(bench, each))[:2] == [first, found]
-        assert (await each.result(1))[2] != last
+        assert (await each.result(60))[2] != last
     await bench.work()
     assert sorted(map(str, ran)) == ["4", "4", "act", "act"]
 

@@ -231,7 +231,7 @@ async def test_a_plain_function_may_raise_stop_iteration(bench: Bench) -> None:
         next(iter([]))
 
     run = await job.submit()
-    await asyncio.wait_for(bench.work(), 10)
+    await asyncio.wait_for(bench.work(), 60)
     assert "StopIteration" in (await failure(bench, run)).message
 
 
@@ -461,7 +461,7 @@ async def run_result_through(run: Any) -> Any:
     """The result, asked for again while the store is away."""
     from flowfabric import Unavailable
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             try:
                 return await run.result()

@@ -17,7 +17,9 @@ ROOT = Path(__file__).parents[2]
 APP = """
     import asyncio, os, sys
     from flowfabric import Context, Fabric, Fixed, WorkerOptions
+    from flowfabric.worker.run import tries
 
+    tries.SLOT_KEPT_BELOW = 2_500
     fabric = Fabric(sys.argv[1])
     book = sys.argv[2]
 
@@ -71,9 +73,9 @@ class WorkerProcess:
 
 @pytest.mark.long
 @pytest.mark.rules
-@pytest.mark.parametrize("delay", [4, 5], ids=["with_the_slot", "without_the_slot"])
+@pytest.mark.parametrize("delay", [2.4, 2.5], ids=["with_the_slot", "without_the_slot"])
 async def test_a_killed_process_forgets_no_try(
-    fabric: Fabric, store_url: str, tmp_path: Path, delay: int
+    fabric: Fabric, store_url: str, tmp_path: Path, delay: float
 ) -> None:
     """A process is killed after each of the first two tries."""
 

@@ -44,7 +44,7 @@ async def test_a_claim_answered_after_its_lease_begins_nothing(bench: Bench, log
 
     bench.engine.claims.claim = late  # type: ignore[method-assign]
     await bench.work()
-    assert (log, await run.result(1)) == ([], "other")
+    assert (log, await run.result(60)) == ([], "other")
 
 
 async def test_a_claim_answered_late_but_in_time_is_renewed_before_it_begins(
@@ -107,7 +107,7 @@ async def test_a_worker_that_was_away_for_a_lease_begins_no_step(
     log.tasks = [child]  # type: ignore[attr-defined]
     run = await job.submit()
     await bench.work()
-    assert (log, await run.result(1)) == (["first"], "other")
+    assert (log, await run.result(60)) == (["first"], "other")
     assert sum((await bench.engine.views.counts()).by_state.values()) == 1
 
 
@@ -123,7 +123,7 @@ async def test_a_plain_function_that_was_away_for_a_lease_begins_no_step(
 
     run = await job.submit()
     await bench.work()
-    assert (log, await run.result(1)) == (["first"], "other")
+    assert (log, await run.result(60)) == (["first"], "other")
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -145,7 +145,7 @@ async def test_a_step_is_not_tried_again_under_a_lease_that_is_over(
     job = bench.fabric.task()(function) if plain else bench.fabric.task()(coroutine)
     run = await job.submit()
     await bench.work()
-    assert (log, await run.result(1)) == (["tried"], "other")
+    assert (log, await run.result(60)) == (["tried"], "other")
 
 
 async def test_a_lease_that_stands_after_all_lets_the_step_begin(bench: Bench, log: Log) -> None:
@@ -163,7 +163,7 @@ async def test_a_lease_that_stands_after_all_lets_the_step_begin(bench: Bench, l
     worker = await bench.fabric.worker(WorkerOptions(ttl="30s"))
     run = await job.submit()
     await worker.run_until_idle()
-    assert (log, await run.result(1)) == (["done"], "done")
+    assert (log, await run.result(60)) == (["done"], "done")
 
 
 # -- replies that are lost

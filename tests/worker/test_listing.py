@@ -158,7 +158,7 @@ async def test_workers(fabric: Fabric) -> None:
     with pytest.raises(NotFound, match="no worker w1"):
         await workers.delete("w1", reason="gone")
     async with working(fabric):
-        await (await job.submit()).result(timeout="20s")
+        await (await job.submit()).result(timeout="60s")
         (found,) = await workers.list(task="job")
         assert (found.alive, found.tasks) == (True, ("job",))
         assert found.seen_at.tzinfo is UTC

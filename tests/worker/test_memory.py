@@ -82,7 +82,7 @@ async def test_a_plain_run_is_gone_when_it_has_ended(bench: Bench) -> None:
         assert _held() == before
     finally:
         gc.enable()
-    assert [await run.result(1) for run in runs] == [n * 2 for n in range(20)]
+    assert [await run.result(60) for run in runs] == [n * 2 for n in range(20)]
 
 
 def test_a_flow_is_freed_with_its_nodes(fabric: Fabric, calls: list["weakref.ref[Any]"]) -> None:

@@ -15,7 +15,7 @@ from flowfabric.metrics import instruments
 from flowfabric.metrics.distribution import Distribution
 from flowfabric.worker.run.options import WorkerOptions
 from tests.kit.scrape import Scrape, measuring, scrape
-from tests.worker.bench import Bench
+from tests.worker.bench import Bench, renew_now, working
 
 
 @pytest.fixture(autouse=True)
@@ -134,13 +134,11 @@ async def test_leases_that_the_heartbeat_renews_are_counted(fabric: Fabric) -> N
 
     before = await now()
     run = await long.submit()
-    worker = await fabric.worker(WorkerOptions(ttl="3s"))
-    running = asyncio.create_task(worker.run())
-    await until(lambda found: found.since(before, "ff_lease_renewal_total", outcome="ok"))
-    renewed.set()
-    await run.result()
-    worker.stop()
-    await running
+    async with working(fabric) as worker:
+        await renew_now(worker)
+        assert (await now()).since(before, "ff_lease_renewal_total", outcome="ok") == 1
+        renewed.set()
+        await run.result(60)
 
 
 async def test_an_address_for_prometheus(bench: Bench) -> None:

@@ -383,7 +383,7 @@ async def test_a_plain_middleware_that_is_busy_is_left_behind(fabric: Fabric, lo
     @fabric.middleware
     def slow(call: Invocation, next: SyncNextCall) -> Any:
         entered.set()
-        go_on.wait(20)
+        go_on.wait(60)
         try:
             return next(call)
         except BaseException as error:

@@ -414,7 +414,7 @@ async def test_a_child_that_ends_in_a_transaction_is_told_as_well(
         awaited.clear()
         run = await job.submit(library)
         work = asyncio.create_task(bench.work())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await run.state() is not PublicState.SUSPENDED:  # noqa: ASYNC110 - in the store
                 await asyncio.sleep(0)
             awaited.set()

@@ -33,7 +33,7 @@ class Slow:
 async def beside(bench: Bench, slow: Slow, **options: Any) -> AsyncIterator[None]:
     """The worker works, and a step of its run has begun; after the block it ends by itself."""
     work = asyncio.create_task(bench.work(**options))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await slow.began.wait()
         yield
         await work
@@ -83,7 +83,7 @@ async def test_an_approval_and_a_callback_win_over_a_step_that_runs(bench: Bench
 
     run = await job.submit()
     work = asyncio.create_task(bench.work())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await slow.began.wait()
         while not await bench.fabric.waitpoints(run.id):  # noqa: ASYNC110 - opened beside the step
             await asyncio.sleep(0)
@@ -108,7 +108,7 @@ async def test_a_child_run_wins_over_a_step_that_runs(bench: Bench) -> None:
         return list(await ctx.race(slow=ctx.step(slow.run), child=run))
 
     run = await job.submit()
-    async with working(bench.fabric), asyncio.timeout(20):
+    async with working(bench.fabric), asyncio.timeout(60):
         await slow.began.wait()
         done.set()
         assert await run.result() == ["child", 7]
@@ -179,7 +179,7 @@ async def test_a_race_beside_a_step_of_the_same_handler(bench: Bench) -> None:
 
     run = await job.submit()
     work = asyncio.create_task(bench.work())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await began.wait()
         await bench.fabric.signal(run, "go", 1)
         await work

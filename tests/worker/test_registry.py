@@ -13,7 +13,7 @@ from tests.worker.bench import until
 
 async def entry(engine: Engine, instance: str) -> Presence:
     """The live entry of a worker, as soon as it is there."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             found = await engine.workers.get(instance)
             if found is not None and found.alive(engine.now()):
@@ -60,7 +60,7 @@ async def test_a_live_worker_that_is_marked_dead_stops_what_it_lost_and_comes_ba
         return "done"
 
     async with fabric:
-        options = WorkerOptions(name="ada", instance="ada-1", ttl=1.5)
+        options = WorkerOptions(name="ada", instance="ada-1", ttl="6s")
         worker = await fabric.worker(options)
         working = asyncio.create_task(worker.run())
         run = await stay.submit()
@@ -68,7 +68,7 @@ async def test_a_live_worker_that_is_marked_dead_stops_what_it_lost_and_comes_ba
         engine = await fabric.engine()
         old = await entry(engine, "ada-1")
         assert await engine.workers.mark_dead("ada-1", reason="", revoke=True) == Marked(1)
-        await asyncio.wait_for(stopped.wait(), 10)
+        await asyncio.wait_for(stopped.wait(), 60)
         assert await run.result(60) == "done"
         assert (await entry(engine, "ada-1")).registered_at > old.registered_at
         worker.stop()

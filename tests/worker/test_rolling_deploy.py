@@ -76,7 +76,7 @@ class Deploys:
             yield process
         finally:
             process.kill()
-            process.wait(20)
+            process.wait(60)
 
 
 @pytest.fixture

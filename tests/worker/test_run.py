@@ -161,7 +161,7 @@ def test_a_script_without_an_event_loop(store_url: str) -> None:
     assert run.state_sync() is PublicState.WAITING
     assert task.with_options(key="k").submit_sync("y").cancel_sync().id
     asyncio.run(work_once(store_url))
-    assert run.result_sync(timeout=5) == "x"
+    assert run.result_sync(timeout=60) == "x"
     fabric.close_sync()
     fabric.close_sync()
     assert task.submit_sync("and again").state_sync() is PublicState.WAITING
@@ -180,7 +180,7 @@ async def test_a_task_in_a_thread_may_submit_and_wait(fabric: Fabric) -> None:
 
     @fabric.task()
     def parent() -> str:
-        return child.submit_sync("from a thread").result_sync(timeout=10)
+        return child.submit_sync("from a thread").result_sync(timeout=60)
 
     async with working(fabric):
         run = await parent.submit()
@@ -190,6 +190,7 @@ async def test_a_task_in_a_thread_may_submit_and_wait(fabric: Fabric) -> None:
 # -- the type checker
 
 
+@pytest.mark.deep  # `make check` has it among all other files
 def test_the_type_checker_knows_a_tasks_parameters_and_result() -> None:
     found = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "tests/worker/typed.py"],

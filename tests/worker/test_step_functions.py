@@ -287,7 +287,7 @@ async def test_what_the_first_call_left_behind_is_refused_while_the_handler_is_c
         await waits.wait()
         await fabric.signal(run.id, "ok", 1)
         sent.set()
-        assert await run.result(20) == 1
+        assert await run.result(60) == 1
     assert isinstance(left[0].exception(), Unwind)
     assert log == []
 
@@ -300,7 +300,7 @@ async def test_threads_that_ask_at_the_same_moment_share_the_scope_of_their_run(
     def ask() -> object:
         make_context = current_context.get()
         assert make_context is not None
-        together.wait(10)
+        together.wait(60)
         return make_context()._scope
 
     @bench.fabric.task()
@@ -379,7 +379,7 @@ async def test_retries_and_timeouts_of_steps_in_a_thread(bench: Bench) -> None:
 
     @bench.fabric.step(timeout="30ms")
     def slow() -> None:
-        release.wait(30)
+        release.wait(60)
 
     @bench.fabric.step(retries=5)
     def hopeless() -> None:

@@ -294,7 +294,7 @@ async def test_a_crash_forgets_no_try(bench: Bench, kind: str, delay: int) -> No
         await bench.work()
         await bench.pass_time(delay)
     stale = asyncio.create_task(bench.work())
-    await asyncio.wait_for(reached.wait(), 10)
+    await asyncio.wait_for(reached.wait(), 60)
     await bench.lose()
     await bench.work_through(run, step=MINUTE)
     assert flaky.calls == 4
@@ -333,7 +333,7 @@ async def test_a_worker_that_stops_in_a_short_pause_forgets_no_try(
     run = await task_of(fabric, kind, step).submit()
     engine = await fabric.engine()
     async with working(fabric):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not await engine.views.steps(run.id):  # noqa: ASYNC110 - the worker records it
                 await asyncio.sleep(0.01)
     assert flaky.calls == 1

@@ -86,7 +86,7 @@ async def test_a_renamed_step_fits_to_the_code_that_has_renamed_it(bench: Bench)
     done = await bench.engine.steps.rename(run.id, "b", "c", by="ada", reason="renamed in May")
     assert (done.id, done.steps) == (run.id, ("c",))
     await deployed.awake(run, with_b_renamed)
-    assert (await run.result(1), ran) == (["a", "b", "a"], ["a"])
+    assert (await run.result(60), ran) == (["a", "b", "a"], ["a"])
     (event,) = [each for each in await run.events() if each.kind is EventKind.STEP_RENAMED]
     assert event.operator == "step_renamed"
     assert event.detail == {"step": "b", "name": "c", "by": "ada", "reason": "renamed in May"}
@@ -99,7 +99,7 @@ async def test_a_run_that_is_blocked_by_code_continues(bench: Bench) -> None:
     assert (await bench.engine.explain(run.id)).main.code == "blocked_by_code"
     await bench.engine.steps.rename(run.id, "b", "c")
     await bench.work()
-    assert (await run.result(1), ran) == (["a", "b", "a"], ["a"])
+    assert (await run.result(60), ran) == (["a", "b", "a"], ["a"])
 
 
 async def test_all_calls_of_a_name_are_renamed_or_one(bench: Bench) -> None:
@@ -125,11 +125,11 @@ async def test_all_calls_of_a_name_are_renamed_or_one(bench: Bench) -> None:
     await bench.engine.steps.rename(two.id, "a#2", "b")
     assert await bench.step_names(two) == ["a", "b", "b", "sleep"]
     await deployed.awake(one, last_b)
-    assert (await two.result(1), ran) == ("aba", [])
+    assert (await two.result(60), ran) == ("aba", [])
     deployed.body = all_b
     await bench.engine.executions.unblock(one.id)
     await bench.work()
-    assert (await one.result(1), ran) == ("aba", [])
+    assert (await one.result(60), ran) == ("aba", [])
 
 
 async def test_steps_of_branches_are_renamed_with_the_others(bench: Bench) -> None:
@@ -151,7 +151,7 @@ async def test_steps_of_branches_are_renamed_with_the_others(bench: Bench) -> No
     done = await bench.engine.steps.rename(run.id, "a", "c")
     assert sorted(done.steps) == ["0/c", "1/c"]
     await deployed.awake(run, after)
-    assert (await run.result(1), ran) == (["a", "a"], [])
+    assert (await run.result(60), ran) == (["a", "a"], [])
 
 
 async def test_failed_tries_of_a_step_are_renamed_with_it_and_those_of_an_earlier_one_are_not(
@@ -200,13 +200,13 @@ async def test_a_step_that_cannot_succeed_is_skipped(bench: Bench) -> None:
     run = await Deployed(bench, body).job.submit()
     await bench.work_through(run)
     with pytest.raises(RunFailed):
-        await run.result(1)
+        await run.result(60)
     done = await bench.engine.steps.skip(run.id, "fails", b'"by hand"', by="ada", reason="paid")
     assert (done.step, done.recorded) == ("fails", False)
     ran.clear()
     await run.replay()
     await bench.work()
-    assert (await run.result(1), ran) == (["a", "by hand", "b"], ["b"])
+    assert (await run.result(60), ran) == (["a", "by hand", "b"], ["b"])
     (event,) = [each for each in await run.events() if each.kind is EventKind.STEP_SKIPPED]
     assert event.operator == "step_skipped"
     expected = {"step": "fails", "recorded": False, "by": "ada", "reason": "paid"}
@@ -225,7 +225,7 @@ async def test_a_new_step_is_skipped_in_an_old_run(bench: Bench) -> None:
     run = await deployed.asleep()
     await bench.engine.steps.skip(run.id, "c", b'"none"')
     await deployed.awake(run, with_one_more)
-    assert (await run.result(1), ran) == (["a", "none", "b", "a"], ["a"])
+    assert (await run.result(60), ran) == (["a", "none", "b", "a"], ["a"])
 
 
 async def test_a_recorded_step_that_the_code_no_longer_has_is_skipped(bench: Bench) -> None:
@@ -238,7 +238,7 @@ async def test_a_recorded_step_that_the_code_no_longer_has_is_skipped(bench: Ben
     run = await deployed.asleep()
     assert (await bench.engine.steps.skip(run.id, "a")).recorded
     await deployed.awake(run, without_a)
-    assert (await run.result(1), ran) == (["b", "c"], ["c"])
+    assert (await run.result(60), ran) == (["b", "c"], ["c"])
 
 
 async def test_the_result_of_a_recorded_step_is_replaced(bench: Bench) -> None:
@@ -247,7 +247,7 @@ async def test_the_result_of_a_recorded_step_is_replaced(bench: Bench) -> None:
     await bench.engine.steps.skip(run.id, "b", b'"wrong"')
     await bench.engine.steps.skip(run.id, "b", b'"right"')
     await deployed.awake(run, old)
-    assert (await run.result(1), ran) == (["a", "right", "a"], ["a"])
+    assert (await run.result(60), ran) == (["a", "right", "a"], ["a"])
 
 
 async def test_a_run_that_has_not_begun_skips_a_step(bench: Bench) -> None:
@@ -256,7 +256,7 @@ async def test_a_run_that_has_not_begun_skips_a_step(bench: Bench) -> None:
     await bench.engine.steps.skip(run.id, "a", b'"x"')
     await bench.work()
     await deployed.awake(run, old)
-    assert (await run.result(1), ran) == (["x", "b", "a"], ["a"])
+    assert (await run.result(60), ran) == (["x", "b", "a"], ["a"])
 
 
 async def test_forks_and_replays_skip_it_too(bench: Bench) -> None:
@@ -270,11 +270,11 @@ async def test_forks_and_replays_skip_it_too(bench: Bench) -> None:
     await run.replay("a")
     ran.clear()
     await bench.work()
-    assert (await fork.result(1), await run.result(1)) == (["a", "x", "c"], ["a", "x", "c"])
+    assert (await fork.result(60), await run.result(60)) == (["a", "x", "c"], ["a", "x", "c"])
     assert sorted(ran) == ["a", "c", "c"]
     await run.replay("b")
     await bench.work()
-    assert await run.result(1) == ["a", "b", "c"]
+    assert await run.result(60) == ["a", "b", "c"]
 
 
 async def test_a_wait_is_skipped_with_what_it_would_have_received(bench: Bench) -> None:
@@ -288,7 +288,7 @@ async def test_a_wait_is_skipped_with_what_it_would_have_received(bench: Bench) 
     await bench.engine.steps.skip(run.id, "signal:go", b"7")
     await bench.engine.steps.skip(run.id, "approval:ok", b"null")
     await deployed.awake(run, body)
-    assert await run.result(1) == [7, False]
+    assert await run.result(60) == [7, False]
 
 
 async def test_what_a_run_waits_for_now_is_not_skipped(bench: Bench) -> None:
@@ -302,7 +302,7 @@ async def test_what_a_run_waits_for_now_is_not_skipped(bench: Bench) -> None:
     await bench.engine.steps.skip(run.id, "later", b"7")
     await bench.fabric.signal(run.id, "go", 1)
     await bench.work()
-    assert await run.result(1) == 1
+    assert await run.result(60) == 1
 
 
 async def test_what_is_no_result(bench: Bench) -> None:

@@ -122,13 +122,13 @@ async def test_an_application_follows_events(bench: Bench) -> None:
         waiting = asyncio.ensure_future(anext(stream))
         await asyncio.wait([waiting], timeout=0.05)
         second = await end_one(bench)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             event = await waiting
     assert isinstance(event, EventView)
     assert str(event.execution_id) == second != first
     third = await end_one(bench)
     async with aclosing(bench.fabric.events(event.cursor)) as stream:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             later = await anext(stream)
     assert isinstance(later, EventView)
     assert str(later.execution_id) == third
@@ -141,7 +141,7 @@ async def test_an_application_follows_events_from_its_call_on(bench: Bench) -> N
     await end_one(bench)
     async with aclosing(bench.fabric.events()) as stream:
         ended = await end_one(bench)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             event = await anext(stream)
     assert isinstance(event, EventView)
     assert str(event.execution_id) == ended

@@ -10,8 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flowfabric.core.base.errors import FlowFabricError, Unavailable
+from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind
-from flowfabric.prove.ground import Ground
+from flowfabric.prove.ground import TTL, Ground
 from flowfabric.prove.report import CannotCheck, ProofTally
 from flowfabric.prove.worker import (
     STEPS,
@@ -30,6 +31,8 @@ WRITERS = 4
 LEAST_WRITES = 10
 MOST_WRITES = 200
 WORKER = "flowfabric.prove.worker"
+SHORT_LEASE = Millis(2_000)
+"""The lease of the worker that is killed: its runs are taken over when it has expired."""
 STOP_WITHIN = 10.0
 
 
@@ -44,21 +47,22 @@ async def crash(ground: Ground) -> ProofTally:
     for round in range(ground.rounds):
         home = ground.home / f"crash-{round}"
         prepare(ground.place, home)
-        count, found = await _killed(ground, home)
+        count, found = await _killed(ground, home, stay=STEPS[2 + round % 3])
         taken_over += count
         problems += found
     return ProofTally(count=taken_over, unit="runs taken over", problems=problems)
 
 
-async def _killed(ground: Ground, home: Path) -> tuple[int, list[str]]:
+async def _killed(ground: Ground, home: Path, stay: str) -> tuple[int, list[str]]:
+    """The first worker stays in a step, where it is killed."""
     async with ground.place.fabric() as fabric:
         order = order_task(ground.place, fabric, home)
         runs = [await order.submit() for _ in range(ORDERS)]
-        with _process(ground, home) as first:
-            await _until_midway(ground, home, first)
+        with _process(ground, home, SHORT_LEASE, stay) as first:
+            await _until_in(stay, ground, home, first)
             first.kill()
             await asyncio.to_thread(first.wait, STOP_WITHIN)
-        with _process(ground, home):
+        with _process(ground, home, TTL):
             results = await asyncio.gather(*(run.result(ground.patience) for run in runs))
         taken_over = 0
         problems = ledger_problems(
@@ -69,27 +73,31 @@ async def _killed(ground: Ground, home: Path) -> tuple[int, list[str]]:
             count, found = await _end_of(run)
             taken_over += count
             problems += found
-    if not taken_over:
-        raise CannotCheck("the first worker had finished everything before it was killed")
     return taken_over, problems
 
 
-async def _until_midway(ground: Ground, home: Path, process: "subprocess.Popen[bytes]") -> None:
-    def midway() -> bool:
+async def _until_in(
+    stay: str, ground: Ground, home: Path, process: "subprocess.Popen[bytes]"
+) -> None:
+    """Waits until every run is in the step where the worker process stays."""
+
+    def is_there() -> bool:
         if process.poll() is not None:
             log = (home / "worker.log").read_text(encoding="utf-8", errors="replace")
             raise CannotCheck(f"the worker process ended by itself: {log[-300:]}")
-        return sum(line.what == "kept" for line in read_ledger(home)) >= ORDERS * 2
+        return len({line.run for line in read_ledger(home) if line.step == stay}) == ORDERS
 
-    await ground.wait_for(midway, "the first steps of a worker process")
+    await ground.wait_for(is_there, "the first steps of a worker process")
 
 
 @contextmanager
-def _process(ground: Ground, home: Path) -> "Iterator[subprocess.Popen[bytes]]":
+def _process(
+    ground: Ground, home: Path, lease: Millis, *stay: str
+) -> "Iterator[subprocess.Popen[bytes]]":
     """A worker process, killed at the end of the block at the latest."""
     with (home / "worker.log").open("ab") as log:
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-m", WORKER, str(home)],
+            [sys.executable, "-m", WORKER, str(home), str(lease), *stay],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=log,

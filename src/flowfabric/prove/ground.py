@@ -29,7 +29,8 @@ from flowfabric.worker.run.options import WorkerSettings
 
 LONGEST = timedelta(days=3650)
 """The longest retention there is, so that no run of the application is deleted from here."""
-TTL = Millis(5_000)
+TTL = Millis(30_000)
+"""The lease of a worker that should keep it, also on a busy machine."""
 LOOK_EVERY = 0.5
 FLOWS = "flows"
 CLEAR_WITHIN = 5.0

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from flowfabric.core.base.errors import FlowFabricError
@@ -13,6 +14,7 @@ from flowfabric.fabric import Fabric
 from flowfabric.prove.ground import FLOWS, Ground
 from flowfabric.prove.report import ProofTally
 from flowfabric.worker.api.context import Context
+from flowfabric.worker.api.history import RunEvent
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.task import Task
 from flowfabric.worker.errors import WaitTimeout
@@ -215,14 +217,9 @@ async def events(ground: Ground) -> ProofTally:
         after = await engine.events.tail()
 
         async def follow() -> None:
-            ended = 0
             async for event in engine.events.subscribe(after=after, namespace=place.name):
-                if event.id is None or event.lane != place.lane("events"):
-                    continue
-                seen.append(event)
-                ended += event.completion is not None
-                if ended >= count:
-                    return
+                if event.id is not None and event.lane == place.lane("events"):
+                    seen.append(event)
 
         follower = asyncio.create_task(follow())
         try:
@@ -231,11 +228,15 @@ async def events(ground: Ground) -> ProofTally:
                     *(tasks[number % 2].submit(number) for number in range(count))
                 )
                 await asyncio.gather(*(run.result(ground.patience) for run in runs))
-                await asyncio.wait([follower], timeout=min(5.0, ground.patience))
+            recorded = {run.id: await run.events() for run in runs}
+            last = max(event.seq for events in recorded.values() for event in events)
+            with suppress(TimeoutError):  # then the last ones are missing
+                await ground.wait_for(
+                    lambda: any(event.seq >= last for event in seen), "the last event"
+                )
         finally:
             follower.cancel()
-        problems = _order_problems(seen)
-        problems += await _missing(runs, seen)
+        problems = _order_problems(seen) + _missing(recorded, seen)
     return ProofTally(count=len(seen), unit="events", problems=problems)
 
 
@@ -249,16 +250,15 @@ def _order_problems(seen: list[StoredEvent]) -> list[str]:
     return problems
 
 
-async def _missing(runs: Iterable[Run[int]], seen: list[StoredEvent]) -> list[str]:
+def _missing(recorded: Mapping[RunId, Sequence[RunEvent]], seen: list[StoredEvent]) -> list[str]:
     """What is recorded of the runs, but was not seen."""
     got: dict[str, set[int]] = defaultdict(set)
     for event in seen:
         if event.id is not None:
             got[RunId(event.id)].add(event.seq)
     missing = 0
-    for run in runs:
-        recorded = await run.events()
-        missing += len({event.seq for event in recorded} - got[run.id])
-        if sum(event.kind is EventKind.COMPLETED for event in recorded) != 1:
-            return [f"run {run.id} has not exactly one end among its events"]
+    for id, events in recorded.items():
+        missing += len({event.seq for event in events} - got[id])
+        if sum(event.kind is EventKind.COMPLETED for event in events) != 1:
+            return [f"run {id} has not exactly one end among its events"]
     return [f"{missing} events did not come"] if missing else []

@@ -27,7 +27,8 @@ from flowfabric.worker.errors import FlowFailed, ResultTimeout, RunFailed
 
 LONG = 120.0
 """Seconds from which on every check is made three times as large."""
-LEAST_PATIENCE = 10.0
+LEAST_PATIENCE = 60.0
+"""Seconds that a single wait may take at least: a busy machine is slow, not wrong."""
 
 Progress = Callable[[str, int, int], None]
 

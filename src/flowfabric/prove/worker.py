@@ -1,4 +1,6 @@
-"""The worker process that is killed: `python -m flowfabric.prove.worker FOLDER`.
+"""The worker process that is killed: `python -m flowfabric.prove.worker FOLDER LEASE [STEP]`.
+
+It stays in this step, so that it is killed in the middle of its runs, however late.
 
 The folder has the place to work at, and gets the ledger: one line before a step is done and one
 when its value is recorded, each written at once, so that their order is what happened.
@@ -20,7 +22,6 @@ from flowfabric.worker.api.task import Task
 
 LANE = "crash"
 STEPS = ("reserve", "charge", "pack", "ship", "thank")
-LEASE = Millis(2_000)
 URL = "FLOWFABRIC_PROVE_URL"
 """The environment variable with the URL: arguments of a process are seen by other users."""
 
@@ -51,8 +52,10 @@ def read_ledger(home: Path) -> list[LedgerLine]:
     return [msgspec.json.decode(line, type=LedgerLine) for line in whole.splitlines()]
 
 
-def order_task(place: Place, fabric: Fabric, home: Path) -> Task[[], list[str]]:
-    """A run of five steps, each noted in the ledger."""
+def order_task(
+    place: Place, fabric: Fabric, home: Path, stay: str | None = None
+) -> Task[[], list[str]]:
+    """A run of five steps, each noted in the ledger; it stays in the step `stay`."""
 
     def note(what: str, run: str, step: str, value: str) -> None:
         line = msgspec.json.encode(LedgerLine(what, run, step, value)) + b"\n"
@@ -65,7 +68,8 @@ def order_task(place: Place, fabric: Fabric, home: Path) -> Task[[], list[str]]:
     async def do(run: str, step: str) -> str:
         value = secrets.token_hex(4)
         note("did", run, step, value)
-        await asyncio.sleep(0.05)
+        if step == stay:
+            await asyncio.Event().wait()
         return value
 
     @place.task(fabric, LANE, name="order")
@@ -80,13 +84,14 @@ def order_task(place: Place, fabric: Fabric, home: Path) -> Task[[], list[str]]:
     return order
 
 
-async def main(home: Path) -> None:
+async def main(folder: str, lease: str, stay: str | None = None) -> None:
     """Works until it is killed, or until the process that started it is gone."""
+    home = Path(folder)
     written = msgspec.json.decode((home / _PLACE).read_bytes(), type=Place)
     place = msgspec.structs.replace(written, url=os.environ[URL])
     async with place.fabric() as fabric:
-        order_task(place, fabric, home)
-        worker = await fabric.worker(place.settings(LANE, 5, LEASE))
+        order_task(place, fabric, home, stay)
+        worker = await fabric.worker(place.settings(LANE, 5, Millis(int(lease))))
         worker.handle_signals()
         loop, stdin = asyncio.get_running_loop(), sys.stdin.fileno()
 
@@ -99,4 +104,4 @@ async def main(home: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1])))
+    asyncio.run(main(*sys.argv[1:]))

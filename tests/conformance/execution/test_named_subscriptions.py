@@ -50,7 +50,7 @@ def ids(batch: EventBatch) -> list[ExecutionId | None]:
 
 
 async def next_batch(stream: AsyncGenerator[EventBatch, None]) -> EventBatch:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return await anext(stream)
 
 
@@ -505,7 +505,7 @@ async def test_many_followers_at_rest_ask_once(lab: Lab, monkeypatch: pytest.Mon
     assert asked <= 50 * 2 + 10, "each looks when it begins and once more, then one for all"
     before = asked
     id = await end_one(lab)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         batches = await asyncio.gather(*waiting)
     assert [ids(batch) for batch in batches] == [[id]] * 50
     assert asked - before < 10
@@ -549,7 +549,7 @@ async def test_followers_side_by_side_see_what_each_would_alone(lab: Lab) -> Non
     await lab.engine.executions.change_priority(last, 3)
     expected = await lab.engine.events.tail()
     await lab.engine.executions.change_priority(last, 4)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.gather(*tasks)
     for (number, _), found in seen.items():
         alone = (await lab.engine.events.batch(filters[number], 0)).events

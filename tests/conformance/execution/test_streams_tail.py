@@ -48,7 +48,7 @@ def _waiting(lab: Lab) -> int:
 
 
 async def done(tails: list[Any]) -> list[FramePage]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return list(await asyncio.gather(*tails))
 
 

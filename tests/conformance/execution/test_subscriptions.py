@@ -23,7 +23,7 @@ Stream = AsyncGenerator[StoredEvent, None]
 
 async def first(stream: Stream, count: int) -> list[StoredEvent]:
     """The next events of a subscription, which stays open."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return [await anext(stream) for _ in range(count)]
 
 

@@ -308,7 +308,7 @@ class Turns:
         return seen
 
     async def wait_for(self, answer: bool, times: int = 1) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while self.answers.count(answer) < times:
                 self._more.clear()
                 await self._more.wait()
@@ -420,7 +420,7 @@ async def test_the_sweep_sleeps_no_longer_than_the_next_timer(
         if delay is not None:
             await lab.submit(delay_until=Millis(lab.clock.now() + delay))
         lab.engine.sweep.start()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await more.wait()
         more.clear()
         await lab.engine.sweep.stop()
@@ -445,7 +445,7 @@ async def test_retention_is_swept_in_the_background_as_well(
 
     monkeypatch.setattr(lab.engine.store, "trim", watched)
     lab.clock.advance(WEEK + 60_000)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await deleted.wait()
     assert await lab.engine.views.state(id) is None
 
