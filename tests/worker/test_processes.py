@@ -78,7 +78,7 @@ class Street:
         could write."""
         while True:
             worker.send_signal(signal.SIGSTOP)
-            os.waitpid(worker.pid, os.WUNTRACED)
+            os.waitpid(worker.pid, os.WUNTRACED)  # noqa: ASYNC222 - a signal has stopped it
             if not self._locked():
                 return
             worker.send_signal(signal.SIGCONT)
