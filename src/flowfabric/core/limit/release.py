@@ -105,8 +105,8 @@ class OpenLine(Struct, frozen=True, gc=False):
 
 
 class LineRelease(Struct, frozen=True):
-    """Who is admitted from open lines, in this order and at these moments, the line of each, and the
-    turn of the last one."""
+    """Who is admitted from open lines, in this order and at these moments, the line of each, and
+    the turn of the last one."""
 
     moves: Sequence[tuple[bytes, Millis]]
     queues: Sequence[int]
