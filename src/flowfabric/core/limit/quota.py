@@ -189,14 +189,9 @@ def _rate(count: int, span: object, what: str) -> Rate:
 
 def queue_of(uses: Uses) -> int:
     """The number of the queue for these uses, the same in every process and release."""
-    known = _numbers.get(id(uses))
-    if known is not None and known[0] is uses:
-        return known[1]
-    number = _number(tuple([(use.quota, use.key) for use in uses]))
-    if len(_numbers) >= _REMEMBERED:
-        _numbers.clear()
-    _numbers[id(uses)] = uses, number
-    return number
+    if len(uses) == 1:
+        return _number_of_one(uses[0].quota, uses[0].key)
+    return _number(tuple([(use.quota, use.key) for use in uses]))
 
 
 def budget_queue(budget: str) -> int:
@@ -209,14 +204,12 @@ def code_queue(route: tuple[str, ...], tried: tuple[str, ...]) -> int:
     return _number(("code", route, tried))
 
 
-_REMEMBERED = 65_536
-
-# Numbers of uses by the ids of their tuples: runs of one policy share its tuple, and comparing the
-# names takes several times as long. A tuple is kept here, so no other object can have its id.
-_numbers: dict[int, tuple[Uses, int]] = {}
+@lru_cache(maxsize=65_536)
+def _number_of_one(quota: str, key: str) -> int:
+    return _number(((quota, key),))
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=65_536)
 def _number(name: Any) -> int:
     digest = blake2b(msgspec.json.encode(name), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
