@@ -38,7 +38,7 @@ collect: $(INSTALLED)
 check: $(INSTALLED)  ## check lint, format, types, samples, layers, sizes, SQL, names, prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --num-workers 2
+	$(BIN)/mypy
 	$(BIN)/python tools/check_samples.py
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_size.py
