@@ -309,7 +309,9 @@ def _link(downstream: DownstreamChange) -> Row | None:
     if more of it changes."""
     change = downstream.change
     before, after = change.before, change.after
-    if downstream.claimed is None or before is None or after is None or change.owed:
+    if downstream.claimed is None or len(downstream.upstreams) > 1 or change.owed:
+        return None
+    if before is None or after is None:
         return None
     waits, ready = before.state, after.state
     if not isinstance(waits, Waiting) or not isinstance(ready, Ready) or waits.next != ready.next:

@@ -204,7 +204,7 @@ gone as (
         cross join lateral (
             select x.route, x.payload from {schema}.execution x where x.id = m.downstream offset 0
         ) e
-        where o.open = 1
+        where m.downstream is not null and o.open = 1
     ) g
     where t.ctid = g.place
     returning g.*
