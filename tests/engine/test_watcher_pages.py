@@ -40,6 +40,26 @@ class Numbers:
         return {}
 
 
+class Crowded(Numbers):
+    """During each look at a new caller comes another one, for something else."""
+
+    MOST = 1000
+    watcher: "Watcher[UUID]"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = asyncio.Event()
+
+    async def look(self, uuids: Sequence[UUID], *, whole: bool) -> Mapping[UUID, UUID | None]:
+        await asyncio.sleep(0)
+        self.begun.set()
+        if whole and len(self.pages) < self.MOST:
+            new = UUID(int=len(self.pages) + 1)
+            self.watcher.waiting[new] = {asyncio.get_running_loop().create_future(): new}
+            self.watcher._look_soon(new, whole=True)
+        return await super().look(uuids, whole=whole)
+
+
 async def look(numbers: Numbers, waiting: int) -> set[int]:
     """The numbers that are answered by one look after a hint, while so many wait."""
     watcher = Watcher(await open_sqlite(":memory:", inline=True), numbers)
@@ -63,6 +83,20 @@ async def test_a_young_one_is_found_although_the_oldest_do_not_end() -> None:
     numbers = Numbers(last)
     assert await look(numbers, last + 1) == {last}
     assert [len(page) for page in numbers.pages] == [OLDEST, MAX_BATCH]
+
+
+async def test_new_callers_do_not_keep_others_from_their_answers() -> None:
+    """However fast they come: a hint is followed by a look at those that wait already"""
+    numbers = Crowded()
+    store = await open_sqlite(":memory:", inline=True)
+    numbers.watcher = Watcher(store, numbers)
+    task = asyncio.create_task(numbers.watcher.wait(0, UUID(int=0)))
+    await numbers.begun.wait()
+    numbers.ended.add(UUID(int=0))
+    store.hints.send(Topic.ENDINGS)
+    assert await task == UUID(int=0)
+    assert len(numbers.pages) < numbers.MOST
+    await numbers.watcher.close()
 
 
 @pytest.mark.parametrize("closed", [False, True])

@@ -464,6 +464,7 @@ def paged() -> Iterator[None]:
         patch.object(resolver, "PAGE", PER_PAGE),
         patch.object(dispatch, "PAGE", PER_PAGE),
         patch.object(walks, "PAGE", PER_PAGE),
+        patch.object(walks, "LIVING_PAGE", PER_PAGE),
         patch.object(downstreams, "FEW", 2),
         patch.object(declarations, "MAX_WHOLE", PER_PAGE),
     ):

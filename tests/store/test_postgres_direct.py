@@ -136,6 +136,47 @@ async def test_what_waits_becomes_ready_or_ends_in_one_statement(
     assert claimed.execution == there.members[0].execution
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        [(1, 1)],
+        [(1, 1), (1, 1)],
+        [(1, 0), (1, 0)],
+        [(0, 0), (1, 1)],
+        [(2, 1), (0, 1)],
+        [(0, 2), (2, 0)],
+        [(1, 2), (1, 0)],
+        [(1, 1), (1, 2), (1, 1)],
+    ],
+    ids=str,
+)
+async def test_endings_with_any_number_of_events_and_outbox_entries(
+    server: postgres_bench.Bench, bench: Bench, shape: list[tuple[int, int]]
+) -> None:
+    """Ids that are those of the endings are sent once: only if there is one for each, in order. A
+    run of no flow owes nothing."""
+    there = await parked(bench, len(shape))
+    changes = []
+    for member, (events, entries) in zip(there.members, shape, strict=True):
+        ending = cancelled(member if entries else await server.submit(), bench.now)
+        told = tuple([replace(ending.events[0], detail={"n": n}) for n in range(events)])
+        own = ending.outbox[:1]
+        more = tuple([replace(each, kind=OutboxKind.SIBLINGS) for each in own * (entries - 1)])
+        changes.append(replace(ending, events=told, owed=more))
+    sent: list[str] = []
+    await listen(server, sent)
+    await bench.write(*changes)
+    await asyncio.sleep(0)
+    assert [name for name in sent if name] == ["ended_directly"]
+    owed = [entry for change in changes for entry in change.outbox]
+    assert sorted(await bench.chores(there.flow), key=repr) == sorted(owed, key=repr)
+    for change in changes:
+        uuid = uuid_of(after(change))
+        found = (await bench.store.events(EventQuery(uuid=uuid))).events
+        assert [each.detail for each in found] == [each.detail for each in change.events]
+        assert (await bench.store.load([uuid]))[uuid] == after(change)
+
+
 async def test_what_takes_more_goes_the_general_way(
     server: postgres_bench.Bench, bench: Bench
 ) -> None:

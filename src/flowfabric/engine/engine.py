@@ -168,7 +168,8 @@ class Engine:
         return cls(context, schema_version)
 
     def _subscribe(self) -> None:
-        """What follows every commit of this process, in this order."""
+        """What follows every commit of this process, in this order. `CreatedRuns`, which `open`
+        subscribes, hears of it first."""
         self._context.post_commit.subscribe(
             self.sweep,  # is there in time for what becomes due
             self._context.watcher,  # answers callers that wait for a run

@@ -19,6 +19,7 @@ from flowfabric.core.execution.model import (
     Snapshot,
 )
 from flowfabric.core.execution.submission import Submission
+from flowfabric.engine.commit import watcher
 from flowfabric.engine.execution.views import Ending
 from tests.kit import situations
 from tests.kit.lab import Lab
@@ -102,6 +103,26 @@ async def test_waiting_for_what_is_forgotten_meanwhile_is_refused(
     await lab.engine.sweep.trim()
     (outcome,) = await asyncio.gather(task, return_exceptions=True)
     assert isinstance(outcome, NotFound | Ending)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_waiting_for_what_was_forgotten_before_is_refused(
+    lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    """At once if the engine that created the run has ended it; if another one has, also while
+    hints of others keep coming"""
+    monkeypatch.setattr(watcher, "POLL_FLOOR", 60.0)
+    monkeypatch.setattr(watcher, "LONGEST_HINTED", 0.0)
+    other = second_lab.engine if elsewhere else lab.engine
+    id = await lab.submit()
+    await other.executions.cancel(id, reason="r")
+    lab.clock.advance(8 * 86_400_000)
+    assert await other.sweep.trim() == 1
+    (task,) = await waiters(lab, id)
+    while elsewhere and not task.done():
+        await second_lab.complete(await second_lab.running())
+    with pytest.raises(NotFound):
+        await task
 
 
 class Loads:

@@ -262,7 +262,7 @@ async def test_members_on_many_pages_are_all_cancelled(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I-19, C-T73: the next page is decided while one is written"""
-    monkeypatch.setattr("flowfabric.engine.flow.walks.PAGE", 3)
+    monkeypatch.setattr("flowfabric.engine.flow.walks.LIVING_PAGE", 3)
     drawn = await declare(lab, "a>b>c>d>e", "a>e", *(f"m{n}" for n in range(11)))
     await drawn.complete("m0")
     assert (await cancel(drawn)).remaining == ()

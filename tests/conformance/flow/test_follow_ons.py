@@ -484,6 +484,26 @@ async def test_a_lost_reply_whose_repeat_is_refused_is_handed_back_by_the_next_c
     assert (again.id, again.attempt) == (flow["b"], 0)
 
 
+async def test_what_was_begun_beside_a_refused_ending_is_kept(
+    knowing: Lab, second_lab: Lab, following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One commit ends two members, one of which was cancelled meanwhile: the next claim must not
+    take the downstream of the other away from its worker"""
+    lab = knowing
+    kept, lost = [await declare(lab, "a>b") for _ in range(2)]
+    claims = await lab.claim(limit=2)
+    cancel = partial(second_lab.engine.executions.cancel, lost["a"], reason="stop")
+    Race(lab, monkeypatch).before("end_and_claim", cancel)
+    with following(lab.engine):
+        await asyncio.gather(*map(lab.complete, claims), return_exceptions=True)
+        await lab.claim()
+    (begun,) = following.begun
+    assert begun.id == kept["b"]
+    assert begun.snapshot == await load(lab, kept["b"])
+    await lab.complete(begun)
+    assert (await kept.check()).state is FlowState.COMPLETED
+
+
 async def test_a_worker_that_is_gone_hands_back(knowing: Lab, following: Following) -> None:
     """It accepted the downstream, and stopped before the commit was answered"""
     lab = knowing

@@ -37,7 +37,9 @@ T = TypeVar("T")
 Rule = Callable[[Snapshot | None, Millis], Change[T]]
 LoadedRule = Callable[[Snapshot | None, Millis, Loaded], Change[T]]
 NeedsOf = Callable[[Snapshot | None], Needs | None]
+
 _NOTHING = Loaded({}, {}, [])
+"""For a rule that is the only one of its execution: none follows that must know what it writes."""
 
 
 class Decision(Struct):

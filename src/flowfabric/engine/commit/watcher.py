@@ -32,6 +32,9 @@ LONGEST_REST = 0.05
 OLDEST = 128
 """So many of the oldest are asked about at once after a hint. It tells of as many as one commit of
 a worker has ended, a few dozen, and asking costs by the number that is asked about."""
+LONGEST_HINTED = 10.0
+"""Seconds until all of them are asked about although hints keep coming, which tell of no deleted
+ones."""
 MAX_CREATED = 10_000
 MANY = 200
 """While so many wait, each holding a dozen objects, the garbage collector looks rarely."""
@@ -65,8 +68,9 @@ class Awaited(Protocol[T]):
 
 
 class CreatedRuns:
-    """The runs that this process has created last. Most callers wait for one of these: it need not
-    be asked whether they exist."""
+    """The runs that this process has created last and has not ended. Most callers wait for one of
+    these: it need not be asked whether they exist. One that another process has ended may have been
+    deleted since, which the next look at everything finds."""
 
     def __init__(self) -> None:
         self._partitions: dict[int, int] = {}
@@ -79,6 +83,9 @@ class CreatedRuns:
     def committed(self, commit: Commit) -> None:
         created = [each.execution for each in commit.created]
         self._partitions.update([(each.uuid.int, each.partition) for each in created])
+        for uuid in commit.ended:
+            self._partitions.pop(uuid.int, None)
+            self._before.pop(uuid.int, None)
         if len(self._partitions) > MAX_CREATED:
             self._before, self._partitions = self._partitions, {}
 
@@ -241,20 +248,28 @@ class Watcher(Generic[T]):
             self._rarely.close()
 
     async def _until_none_waits(self) -> None:
-        seen, rests_until = self._others_hints, 0.0
+        """Looks at once at what is nudged; at others after hints, and at the poll floor. However
+        many nudges there are, those that wait longer have their turn."""
+        seen, rests_until, asked_all = self._others_hints, 0.0, time.monotonic()
+        floor = asked_all + POLL_FLOOR
         while self.waiting:
+            count = self._store.hints.count  # before the next line: other threads send hints too
+            hinted = seen != self._others_hints
+            due_at = rests_until if hinted else floor
             if self._nudged:
                 await self._look_at_nudged()
+            else:
+                topics = NOTHING if hinted else self._awaited.topics
+                await self._pause(due_at - time.monotonic(), topics, count)
+            if (began := time.monotonic()) < due_at:
                 continue
-            await self._pause(rests_until - time.monotonic(), NOTHING)
-            hinted = await self._hinted(seen)
-            if self._nudged:
-                continue
-            seen, began = self._others_hints, time.monotonic()
-            await self._look(everywhere=not hinted)
+            seen, everywhere = self._others_hints, not hinted or began - asked_all >= LONGEST_HINTED
+            asked_all = began if everywhere else asked_all
+            await self._look(everywhere=everywhere)
             # However many wait and however often others hint: no more than half the time.
             ended = time.monotonic()
             rests_until = ended + max(self._awaited.rest, min(LONGEST_REST, ended - began))
+            floor = ended + POLL_FLOOR
 
     async def _look_at_nudged(self) -> None:
         nudged, self._nudged = self._nudged, {}
@@ -267,19 +282,7 @@ class Watcher(Generic[T]):
         """How many hints there were that are not about commits of this process."""
         return self._store.hints.heard(self._awaited.topics) - self._own_hints
 
-    async def _hinted(self, seen: int) -> bool:
-        """Waits for a nudge, or for a hint of others (after there were `seen`: True), at most until
-        the poll floor."""
-        floor = time.monotonic() + POLL_FLOOR
-        while True:
-            count = self._store.hints.count  # before the next line: other threads send hints too
-            if self._nudged or seen != self._others_hints:
-                return not self._nudged
-            if (left := floor - time.monotonic()) <= 0:
-                return False
-            await self._pause(left, self._awaited.topics, count)
-
-    async def _pause(self, seconds: float, topics: Topics, since: int | None = None) -> None:
+    async def _pause(self, seconds: float, topics: Topics, since: int) -> None:
         """Until a nudge, a hint about one of the topics, or `seconds`."""
         if seconds > 0:
             self._nudge.clear()

@@ -117,8 +117,10 @@ class FollowOns(Service):
         except Unavailable:  # it may have been done
             self._hand_back_unheard(call, now)
             raise
-        if any(upstream not in written for upstream in follow_on.upstreams(changes)):
-            # Refused; or done, but the reply was lost and only its repeat refused.
+        refused = any(upstream not in written for upstream in follow_on.upstreams(changes))
+        if refused and not written.claimed:
+            # Or done, but the reply was lost and only its repeat refused. A reply that names claims
+            # names all of them, and their runs begin: they must not be handed back.
             self._hand_back_unheard(call, now)
         claims = self._begun(follow_on, changes, written.claimed)
         if claims and (seen := watching()) is not None:

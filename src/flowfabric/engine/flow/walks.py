@@ -22,8 +22,7 @@ async def member_pages(
 ) -> AsyncIterator[list[Snapshot]]:
     """Members of a flow, or those that have not ended. The next page is read while the caller works
     on one. Those that cannot be read are in no page; they are added to `unreadable`."""
-
-    limit = min(PAGE, LIVING_PAGE) if living else PAGE
+    limit = LIVING_PAGE if living else PAGE
 
     def read(after: UUID | None) -> "asyncio.Task[Page]":
         query = MembersOf(flow, after=after, limit=limit, living=living)

@@ -305,11 +305,13 @@ def _links(ends: Sequence[_End], downstreams: Sequence[DownstreamChange]) -> lis
 
 
 def _link(downstream: DownstreamChange) -> Row | None:
-    """The id, version and new life of a downstream that is claimed and waits for one upstream; None
-    if more of it changes."""
+    """The id, version and new life of a downstream that is claimed and goes on with one upstream;
+    None if more of it changes."""
     change = downstream.change
     before, after = change.before, change.after
-    if downstream.claimed is None or before is None or after is None or change.owed:
+    if downstream.claimed is None or len(downstream.upstreams) > 1 or change.owed:
+        return None
+    if before is None or after is None:
         return None
     waits, ready = before.state, after.state
     if not isinstance(waits, Waiting) or not isinstance(ready, Ready) or waits.next != ready.next:

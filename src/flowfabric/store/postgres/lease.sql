@@ -155,7 +155,7 @@ from gone
 
 -- name: ended_in_chains
 -- What `ended_and_claimed` does, in three quarters of its time, where every ending has at most one edge to
--- settle: $14 is the downstream of each, which waits for it alone, $15 its flow. A downstream keeps what
+-- settle: $14 is the downstream that each lets go on, if it does, $15 its flow. A downstream keeps what
 -- `parked` has of it but for its version and life; an ending owes its flow nothing but itself.
 with
 -- include: ended_rows
@@ -204,7 +204,7 @@ gone as (
         cross join lateral (
             select x.route, x.payload from {schema}.execution x where x.id = m.downstream offset 0
         ) e
-        where o.open = 1
+        where m.downstream is not null and o.open = 1
     ) g
     where t.ctid = g.place
     returning g.*
