@@ -110,7 +110,7 @@ def _without_cleanup(snapshot: Snapshot) -> Life:
         return life
     if life.cleanup.outcome is not Outcome.CANCELLED:
         raise NotEligible(f"{snapshot.run} has failed and is being undone, so it cannot complete")
-    return replace(life, cleanup=None, cancel_reason=None, cancelled_by=None)
+    return replace(life, cleanup=None, cancel_reason=None, cancelled_by=None, lost_race=False)
 
 
 class JitterSource(Struct, frozen=True):

@@ -108,10 +108,17 @@ class Unblocked(Struct, frozen=True):
 
 
 def cancel(
-    snapshot: Snapshot | None, now: Millis, owner: Owner, reason: str, *, force: bool = False
+    snapshot: Snapshot | None,
+    now: Millis,
+    owner: Owner,
+    reason: str,
+    *,
+    force: bool = False,
+    lost_race: bool = False,
 ) -> "Change[CancelAnswer]":
     """Ends the execution as cancelled, in any state; with a clean-up if it asked for one, unless
-    its owner or an operator with `force` cancels it. Cancelling twice is one cancel."""
+    its owner or an operator with `force` cancels it. Cancelling twice is one cancel. `lost_race`
+    says that a join cancels it, which no caller of the engine can say."""
     snapshot = present(snapshot)
     id = snapshot.execution.id
     if isinstance(snapshot.state, Ended):
@@ -121,7 +128,8 @@ def cancel(
     _check_canceller(snapshot, owner)
     cleanup, life = snapshot.life.cleanup, snapshot.life
     if cleanup is None or life.cancel_reason is None:
-        life = replace(life, cancel_reason=reason, cancelled_by=str(owner.source))
+        by = str(owner.source)
+        life = replace(life, cancel_reason=reason, cancelled_by=by, lost_race=lost_race)
     if not force and owner.source != Source.LEASE_HOLDER:
         if cleanup is not None:
             return unchanged(CancelAnswer(id, cleanup.until))
@@ -423,6 +431,7 @@ def reborn(snapshot: Snapshot, now: Millis, ended: Ended) -> tuple[Life, Flags]:
         waits=waits,
         join=old.join,
         unsealed=old.unsealed,
+        newest_edge=old.newest_edge,
         orphans=() if fresh_steps else (*old.orphans, *old.flows),
         unknown=old.unknown,
     )
