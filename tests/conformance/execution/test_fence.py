@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import (
     FenceRequired,
     FlowFabricError,
+    ForeignHandle,
     InvalidHandle,
     LeaseExpired,
     LeaseRevoked,
@@ -335,10 +336,9 @@ async def test_a_handle_signed_elsewhere_opens_nothing(lab: Lab, store: Store) -
     claim = await lab.running()
     body = lab.engine.attempts.open(lab.engine.attempts.seal(claim))
     secret = (await store.identity()).secret
+    foreign = [seal(replace(body, store="another store"), key) for key in (secret, b"another key")]
     forged = [
         seal(body, b"another key"),
-        seal(replace(body, store="another store"), secret),
-        seal(replace(body, store="another store"), b"another key"),
         lab.engine.attempts.seal(claim)[:-1],
         "",
         "ffh1.",
@@ -347,6 +347,8 @@ async def test_a_handle_signed_elsewhere_opens_nothing(lab: Lab, store: Store) -
     before = await everything(lab, claim.id)
     for handle in forged:
         await refuse_all(lab, handle, InvalidHandle)
+    for handle in foreign:
+        await refuse_all(lab, handle, ForeignHandle)
     assert await everything(lab, claim.id) == before
 
 

@@ -28,6 +28,7 @@ from flowfabric.core.execution.gate import DELAYS, LOOK_AGAIN, admit, cause_of_b
 from flowfabric.core.execution.lease import (
     AlreadySatisfied,
     Owner,
+    ended_by,
     enter,
     fence_of,
     mark_expired,
@@ -147,13 +148,13 @@ def cancel_owned(
     snapshot: Snapshot | None, now: Millis, owner: Owner, reason: str
 ) -> "Change[CancelAnswer]":
     """A worker cancels the execution it owns: it needs the whole fence, like every owner
-    operation. Its last owner may repeat the call, or come after another cancel."""
+    operation. The owner that it was cancelled under may repeat the call, or come after another
+    cancel."""
     snapshot = present(snapshot)
     fence = required_fence(owner)
-    if isinstance(snapshot.state, Ended) and snapshot.state.outcome is Outcome.CANCELLED:
-        last = (snapshot.head.epoch, snapshot.attempt_id)
-        if fence is None or (fence.epoch, fence.attempt_id) == last:
-            return unchanged(CancelAnswer(snapshot.execution.id))
+    state, own = snapshot.state, fence is None or ended_by(snapshot, fence)
+    if own and isinstance(state, Ended) and state.outcome is Outcome.CANCELLED:
+        return unchanged(CancelAnswer(snapshot.execution.id))
     lease = enter(snapshot, now, owner)
     return lease if isinstance(lease, Change) else cancel(snapshot, now, owner, reason, force=True)
 
