@@ -184,6 +184,7 @@ ONLY: dict[str, set[str]] = {
         "new_tags",
         "quota_versions",
         "refused_fences",
+        "released_of_lines",
         "reservation_ids",
         "reservations",
         "reservations_of",

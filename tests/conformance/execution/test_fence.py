@@ -336,7 +336,8 @@ async def test_a_handle_signed_elsewhere_opens_nothing(lab: Lab, store: Store) -
     claim = await lab.running()
     body = lab.engine.attempts.open(lab.engine.attempts.seal(claim))
     secret = (await store.identity()).secret
-    foreign = [seal(replace(body, store="another store"), key) for key in (secret, b"another key")]
+    elsewhere = replace(body, store="another store")
+    foreign = [seal(elsewhere, secret), seal(elsewhere, b"another key")]
     forged = [
         seal(body, b"another key"),
         lab.engine.attempts.seal(claim)[:-1],
