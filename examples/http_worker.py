@@ -25,6 +25,7 @@ LEASE_MS = 30_000
 
 held: dict[str, bool] = {}  # the handles this worker owns: whether the run must stop
 stopping = threading.Event()
+MAIN = threading.main_thread()
 
 
 def greet(order: Any) -> Any:
@@ -35,10 +36,13 @@ TASKS = {"greet": greet}
 
 
 def call(path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Every call may be repeated, so a server that is away or busy is simply asked again."""
+    """Every call may be repeated, so a server that is away or busy is simply asked again; by a
+    worker that was stopped up to three times."""
     data = json.dumps(body).encode()
     request = urllib.request.Request(SERVER + path, data, HEADERS)  # noqa: S310 - our own server
+    tries = 0
     while True:
+        tries += 1
         try:
             with urllib.request.urlopen(request, timeout=60) as reply:  # noqa: S310
                 return reply.status, json.load(reply)
@@ -47,8 +51,10 @@ def call(path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
                 return refused.code, json.load(refused)
         except OSError as error:
             print(f"{SERVER} does not answer, asking again: {error}", flush=True)
-        if stopping.wait(1):
+        # The thread that renews goes on: a handler may still be running.
+        if stopping.is_set() and tries >= 3 and threading.current_thread() is MAIN:
             raise SystemExit(f"stopped while {SERVER} did not answer; open leases will expire")
+        time.sleep(1)
 
 
 def keep_leases() -> None:

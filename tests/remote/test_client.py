@@ -16,9 +16,10 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Failure, WorkerIdentity
+from flowfabric.core.execution.model import Failure, Progress, WorkerIdentity
 from flowfabric.core.execution.submission import Duplicate, Submission, Submitted
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.service_calls import PrepareApplied, PrepareNoOp
 from flowfabric.remote import client as module
 from flowfabric.remote.client import RemoteClient
 from flowfabric.remote.connection import AnswerLost, Connection
@@ -38,6 +39,33 @@ async def submitted(engine: Engine, **members: Any) -> ExecutionId:
     answer = await engine.executions.submit(Submission(kind="job", **members))
     assert isinstance(answer, Submitted)
     return answer.id
+
+
+async def test_service_calls_reach_the_engine_of_the_server(remote: Engine, inside: Engine) -> None:
+    await remote.ping()
+    assert await remote.capabilities() == await inside.capabilities()
+    applied = PrepareApplied("the first key for waitpoint tokens")
+    assert [await remote.prepare(), await remote.prepare()] == [applied, PrepareNoOp()]
+    await inside.store.close()
+    with pytest.raises(Unavailable):
+        await remote.ping()
+
+
+async def test_a_tenant_may_ask_whether_the_engine_is_there(tenant: Engine, inside: Engine) -> None:
+    await tenant.ping()
+    assert await tenant.capabilities() == await inside.capabilities()
+
+
+async def test_attempts_arrive_with_what_each_has_reported(remote: Engine, inside: Engine) -> None:
+    id = await submitted(remote)
+    for percent in (10, 20):
+        (claim,) = await remote.claims.claim(W1, ttl=Millis(1000))
+        await remote.attempts.progress(claim, percent, None)
+        await remote.attempts.fail(claim, Failure("boom"))
+        await remote.executions.replay(id)
+    attempts = await remote.views.attempts(id)
+    assert attempts == await inside.views.attempts(id)
+    assert [attempt.progress for attempt in attempts] == [Progress(10), Progress(20)]
 
 
 # -- sharing requests

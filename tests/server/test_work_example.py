@@ -4,11 +4,15 @@ the loopback address."""
 import asyncio
 import os
 import re
+import runpy
 import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
+from io import BytesIO
 from pathlib import Path
+from urllib.error import URLError
 
 import pytest
 
@@ -101,6 +105,32 @@ async def test_the_example_stops_while_its_server_is_away() -> None:
         _, said = await worker.communicate()
     assert worker.returncode == 1
     assert said.decode().startswith("stopped while http://127.0.0.1:1 did not answer")
+
+
+class Reply(BytesIO):
+    status = 200
+
+
+@pytest.mark.parametrize(("beside", "misses", "gives_up"), [(0, 2, 0), (0, 3, 1), (1, 9, 0)])
+def test_a_stopped_example_gives_up_only_after_three_tries(
+    monkeypatch: pytest.MonkeyPatch, beside: int, misses: int, gives_up: int
+) -> None:
+    """So that it reports what it has finished; and its other thread renews to the end"""
+    example = runpy.run_path(str(ROOT / "examples" / "http_worker.py"))
+    answers = iter([URLError("away")] * misses)
+
+    def urlopen(*args: object, **options: object) -> Reply:
+        if (error := next(answers, None)) is not None:
+            raise error
+        return Reply(b"{}")
+
+    monkeypatch.setattr("urllib.request.urlopen", urlopen)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    if beside:
+        monkeypatch.setitem(example["call"].__globals__, "MAIN", None)
+    example["stopping"].set()
+    with pytest.raises(SystemExit) if gives_up else nullcontext():
+        assert example["call"]("/", {}) == (200, {})
 
 
 async def test_the_shell_script_works(engine: Engine, address: str, tmp_path: Path) -> None:

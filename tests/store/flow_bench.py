@@ -136,6 +136,10 @@ A, B, C = UUID(int=101), UUID(int=102), UUID(int=103)
 
 
 def cancelled(
-    snapshot: Snapshot, now: Millis, reason: str = "over", source: str = Source.OPERATOR
+    snapshot: Snapshot,
+    now: Millis,
+    reason: str = "over",
+    source: str = Source.OPERATOR,
+    **options: Any,
 ) -> Change[Any]:
-    return cancel(snapshot, now, Owner(source=source), reason)
+    return cancel(snapshot, now, Owner(source=source), reason, **options)

@@ -52,13 +52,14 @@ class Capabilities(Struct):
 
 
 class PrepareApplied(Struct, frozen=True, tag=True):
-    """The database was made ready; `description` says what it lacked."""
+    """This call made the database ready. `description` says what it has seen to: the schema, by an
+    engine that was opened without migrating, or the first key."""
 
     description: str
 
 
 class PrepareNoOp(Struct, frozen=True, tag=True):
-    """The database was ready."""
+    """The database was ready, and this engine knew it or has found it so."""
 
 
 def capabilities_of(store: str) -> Capabilities:

@@ -112,7 +112,7 @@ class Operation(NamedTuple):
     """Any of these is enough."""
     touches: tuple[tuple[str, Touches], ...]
     """Parameters and how they name namespaces. None: it touches all of them, so a caller that is
-    limited to some may not call it."""
+    limited to some may not call it, unless it is `neutral`."""
     again: Again
     folds: bool
     """Calls of many callers at the same moment share a request."""
@@ -120,6 +120,8 @@ class Operation(NamedTuple):
     """It is answered when something happens, perhaps much later."""
     mints: str
     """The parameter for an id that the caller makes before its first try."""
+    neutral: bool
+    """It touches no namespace, so every caller with a scope may call it."""
 
     @property
     def name(self) -> str:
@@ -174,6 +176,7 @@ def _operations(
     folds: bool = False,
     waits: bool = False,
     mints: str = "",
+    neutral: bool = False,
     **touches: Touches,
 ) -> list[Operation]:
     return [
@@ -186,6 +189,7 @@ def _operations(
             folds,
             waits,
             mints,
+            neutral,
         )
         for name in names.split()
     ]
@@ -230,7 +234,7 @@ _TABLE: list[list[Operation]] = [
     _operations("claims", "read", "held_by"),
     _operations("code_gate", "work", "release_to", worker=_VALUE),
     _operations("engine", "work", "settle"),
-    _operations("engine", _READ, "ping capabilities"),
+    _operations("engine", _READ, "ping capabilities", neutral=True),
     _operations("engine", "admin", "prepare"),
     _operations(
         "attempts",

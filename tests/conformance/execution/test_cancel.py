@@ -4,6 +4,7 @@ import asyncio
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 
 from flowfabric.core.base.errors import (
     FenceRequired,
@@ -281,6 +282,9 @@ async def test_only_the_last_owner_may_cancel_what_was_cancelled(lab: Lab) -> No
             await lab.engine.attempts.cancel(owned, "late")
         assert (caught.value.phase, caught.value.outcome) == ("terminal", "cancelled")
         assert (caught.value.epoch, caught.value.attempt_id) == (2, last.attempt_id)
+    forged = FencedExecution(last.id, replace(last.owner, lease_id=first.owner.lease_id))
+    with pytest.raises(NotActive):
+        await lab.engine.attempts.cancel(forged, "late")
     assert await lab.engine.attempts.cancel(last, "late") == Cancelled(last.id)
     override = FencedExecution(last.id, Owner(source=Source.OPERATOR))
     assert await lab.engine.attempts.cancel(override, "again") == Cancelled(last.id)

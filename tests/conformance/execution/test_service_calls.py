@@ -1,6 +1,7 @@
 """Service calls: is the store there, what can it do, is it ready, may it stop. §3.67, E-T342"""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from flowfabric.engine.service_calls import PrepareApplied, PrepareNoOp
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.open import open_store
 from tests.kit.lab import Lab
+from tests.kit.race import Race
 
 
 async def test_a_store_that_answers_is_there(lab: Lab) -> None:
@@ -43,6 +45,43 @@ async def test_a_database_is_made_ready_once(lab: Lab, store_url: str, clock: Ma
     assert await other.prepare() == PrepareApplied(f"schema version {lab.engine.schema_version}")
     assert await other.prepare() == PrepareNoOp()
     await other.close()
+
+
+@pytest.mark.inside
+async def test_of_two_processes_one_installs_the_first_key(
+    lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other finds it, though there was none when it looked"""
+    answers: list[object] = []
+
+    async def rival() -> None:
+        answers.append(await second_lab.engine.prepare())
+
+    Race(lab, monkeypatch).before("records.put", rival)
+    answers.append(await lab.engine.prepare())
+    assert answers == [PrepareApplied("the first key for waitpoint tokens"), PrepareNoOp()]
+
+
+@pytest.mark.inside
+async def test_what_takes_longer_than_the_grace_is_finished_all_the_same(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call that is under way is not cut off: its caller gets its answer"""
+    gate, honest = asyncio.Event(), lab.engine.store.submit
+
+    async def slow(*args: Any) -> Any:
+        await gate.wait()
+        return await honest(*args)
+
+    monkeypatch.setattr(lab.engine.store, "submit", slow)
+    lab.engine.sweep.start()
+    submitting = asyncio.ensure_future(lab.submit())
+    await asyncio.sleep(0)
+    assert await lab.engine.shutdown_prepare(0) is False
+    assert await lab.engine.shutdown_prepare(0.01) is False
+    gate.set()
+    assert await lab.engine.shutdown_prepare(60) is True
+    assert await lab.engine.views.state(await submitting) == "waiting"
 
 
 @pytest.mark.inside

@@ -38,11 +38,12 @@ from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode
 from flowfabric.core.flow.grow import AlreadyStaged, Applied, Staged
 from flowfabric.core.flow.join import AnyOf, Edge, JoinState, On, Quorum
 from flowfabric.core.flow.model import FlowState
+from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.flow.flows import FlowCreated
 from flowfabric.store.rows.flow import read_edge
 from tests.kit.flow_lab import declare
 from tests.kit.flowing import Growing, counters, join_of, kept, neighbours, replay, unknown
-from tests.kit.lab import Lab
+from tests.kit.lab import W2, Lab
 from tests.kit.race import Race
 from tests.kit.signalling import fresh
 from tests.kit.situations import LIVING, Situation, completions, described, load
@@ -506,6 +507,31 @@ async def test_edges_are_added_one_by_one_while_upstreams_end(lab: Lab) -> None:
     await flow.check()
 
 
+async def test_a_further_edge_and_a_claim_of_another_engine_at_once(
+    lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I-12, I-15: the claim was faster, so the child runs; if it is replayed it waits"""
+    flow = await eager(lab, "a", "b", "child")
+    await flow.complete("a")
+    await flow.link("a>child")
+    claims: list[Claim] = []
+
+    async def take() -> None:
+        claims.extend(await second_lab.claim(W2, limit=2))
+
+    race = Race(lab, monkeypatch)
+    race.before("apply_flow", take)
+    await flow.link("b>child")
+    assert (race.left, await lab.state(flow["child"])) == (0, PublicState.ACTIVE)
+    await second_lab.complete(next(each for each in claims if each.id == flow["child"]))
+    assert (await join_of(flow, "child")).state is JoinState.PENDING
+    assert await replay(flow, "child") == [PublicState.WAITING_CHILDREN]
+    await second_lab.complete(next(each for each in claims if each.id == flow["b"]))
+    await flow.settled()
+    await flow.complete("child")
+    await flow.check()
+
+
 async def test_edges_are_added_one_by_one_though_an_upstream_has_failed(lab: Lab) -> None:
     """I-8, I-13, I-15: the child is skipped with the first of them; the others are counted"""
     flow = await eager(lab, "a", "b", "c", "child")
@@ -632,8 +658,12 @@ async def test_an_ended_member_waits_for_a_later_edge_when_it_is_replayed(lab: L
     flow = await Growing.begin(lab, "a", "child")
     await flow.seal()
     await flow.complete("child")
-    await flow.link("a>child")
+    edge = flow.edge("a>child")
+    await lab.engine.flows.stage(edge)
     assert await replay(flow, "child") == [PublicState.WAITING_CHILDREN]
+    assert (await described(lab, flow["child"])).blocking_detail == (
+        f"waits for 1 of 1 upstreams (newest edge {edge.id})"
+    )
     await flow.complete("a")
     await flow.complete("child")
     assert (await flow.check()).state is FlowState.COMPLETED

@@ -175,11 +175,17 @@ async def test_an_ending_and_its_replay_in_one_write_owe_both(bench: Bench) -> N
     assert [c.kind for c in await bench.chores(flow)] == [OutboxKind.ENDED, OutboxKind.REPLAYED]
 
 
-async def test_a_loser_that_was_cancelled_is_spared(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("source", "lost_race"), [(Source.OPERATOR, True), (Source.FLOW_CASCADE, False)]
+)
+async def test_a_loser_that_was_cancelled_is_spared(
+    bench: Bench, source: Source, lost_race: bool
+) -> None:
+    """Also one that was cancelled before there was the flag"""
     flow = await bench.flow()
     member = await bench.member(flow)
     reason = f"{SIBLING}satisfied"
-    await bench.write(cancelled(member, bench.now, reason, Source.OPERATOR))
+    await bench.write(cancelled(member, bench.now, reason, source, lost_race=lost_race))
     (owed,) = await bench.chores(flow)
     assert owed.spared
 

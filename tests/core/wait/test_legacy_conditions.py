@@ -76,9 +76,11 @@ def test_no_name_is_any_signal() -> None:
         {"required_signal_names": [1]},
         {"required_signal_names": ["a"], "minimum_signal_count": 0},
         {"required_signal_names": ["a"], "minimum_signal_count": 2},
-        {"required_signal_names": ["a"], "signal_match_mode": -1, "minimum_signal_count": 0},
+        {"required_signal_names": ["a"], "signal_match_mode": -1},
+        {"required_signal_names": ["a"], "signal_match_mode": "9" * 5000},
         {"required_signal_names": ["a"], "color": "red"},
         {"required_signal_names": [str(n) for n in range(60)], "minimum_signal_count": 30},
+        {"required_signal_names": ["a"] * 1001, "signal_match_mode": "all"},
     ],
 )
 def test_what_cannot_be_waited_for(given: Any) -> None:

@@ -132,8 +132,8 @@ _ID_FORMS = {
 
 class InvalidId(Invalid):
     """`reason` is one of missing_tag, invalid_partition_index, partition_out_of_range,
-    wrong_partition, invalid_uuid. `text` is the given text, with possible tokens removed; `what`
-    it was given as, the name of a member or an argument, if that is known."""
+    wrong_partition, invalid_uuid. `text` is the given text, with possible tokens removed. `what` is
+    the name of the member or argument that had it, or empty."""
 
     code = "invalid_id"
 

@@ -21,7 +21,7 @@ from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.ending import event_of
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.gate import admit
-from flowfabric.core.execution.lease import Owner, enter, fence_of, lease_event, present
+from flowfabric.core.execution.lease import Owner, ended_by, enter, fence_of, lease_event, present
 from flowfabric.core.execution.model import (
     HANDED_BACK,
     Active,
@@ -110,7 +110,7 @@ def _without_cleanup(snapshot: Snapshot) -> Life:
         return life
     if life.cleanup.outcome is not Outcome.CANCELLED:
         raise NotEligible(f"{snapshot.run} has failed and is being undone, so it cannot complete")
-    return replace(life, cleanup=None, cancel_reason=None, cancelled_by=None)
+    return replace(life, cleanup=None, cancel_reason=None, cancelled_by=None, lost_race=False)
 
 
 class JitterSource(Struct, frozen=True):
@@ -389,12 +389,8 @@ def _undo(
 
 def _ended_by(snapshot: Snapshot, owner: Owner, outcome: Outcome) -> bool:
     """Whether the same fence has already ended the execution in this way."""
-    match snapshot.state:
-        case Ended(outcome=reached, lease=Lease() as lease) if reached is outcome:
-            fence = owner.fence
-            return fence is not None and fence == fence_of(snapshot, lease)
-        case _:
-            return False
+    state = snapshot.state
+    return isinstance(state, Ended) and state.outcome is outcome and ended_by(snapshot, owner.fence)
 
 
 def _failed_by(

@@ -24,8 +24,8 @@ from flowfabric.core.execution.event import ENDING_KINDS, Event, EventKind
 from flowfabric.core.execution.gate import admit
 from flowfabric.core.execution.lease import (
     Owner,
+    ended_by,
     enter,
-    fence_of,
     lease_event,
     present,
     required_fence,
@@ -35,7 +35,6 @@ from flowfabric.core.execution.model import (
     Ended,
     Failure,
     Flags,
-    Lease,
     Life,
     Lost,
     Next,
@@ -113,7 +112,7 @@ def finish(
     snapshot = present(snapshot)
     required_fence(owner)
     cleanup = snapshot.life.cleanup
-    if cleanup is not None and _ended_by(snapshot, owner):
+    if cleanup is not None and ended_by(snapshot, owner.fence):
         return unchanged(CleanedUp(snapshot.execution.id, public_state(snapshot)))
     lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
@@ -176,11 +175,3 @@ def _reason(life: Life, cleanup: Cleanup) -> str:
         return life.cancel_reason or ""
     message = life.failure.message if life.failure is not None else ""
     return "failed" if cleanup.outcome is Outcome.FAILED else f"expired:{message}"
-
-
-def _ended_by(snapshot: Snapshot, owner: Owner) -> bool:
-    match snapshot.state:
-        case Ended(lease=Lease() as lease):
-            return owner.fence == fence_of(snapshot, lease)
-        case _:
-            return False

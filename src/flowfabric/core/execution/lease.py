@@ -29,6 +29,7 @@ from flowfabric.core.execution.event import Event, EventKind
 from flowfabric.core.execution.granted import AS_PLANNED, GivenAttempt, NewAttempt
 from flowfabric.core.execution.model import (
     Active,
+    Ended,
     Fence,
     Flags,
     Head,
@@ -104,6 +105,15 @@ class MarkedExpired(Struct, frozen=True):
 
 def fence_of(snapshot: Snapshot, lease: Lease) -> Fence:
     return Fence(lease.id, snapshot.head.epoch, snapshot.attempt_id_of(lease.attempt))
+
+
+def ended_by(snapshot: Snapshot, fence: Fence | None) -> bool:
+    """Whether the execution has ended under the lease of this fence."""
+    match snapshot.state:
+        case Ended(lease=Lease() as lease):
+            return fence == fence_of(snapshot, lease)
+        case _:
+            return False
 
 
 def present(snapshot: Snapshot | None, id: object = "") -> Snapshot:

@@ -193,7 +193,8 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     generation whose channels it still uses, if it was replayed from a chosen step since. One that
     is `seeded` was given steps before its first attempt. `undo_time` is how long its recorded
     compensations may take, None if it has none; `cleanup` is the clean-up that is going on, or that
-    it ended with. `newest_edge` is the last that was staged into it, in a flow that grows.
+    it ended with. `lost_race` says that a join cancelled it, because it had its answer.
+    `newest_edge` is the last that was staged into it, in a flow that grows.
     `touched_at` is the moment of the last change that no event and no lease shows.
     """
 
@@ -222,6 +223,7 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     failure: Failure | None = None
     cancel_reason: str | None = None
     cancelled_by: str | None = None
+    lost_race: bool = False
     undo_time: Millis | None = None
     cleanup: Cleanup | None = None
     waits: Waits | None = None

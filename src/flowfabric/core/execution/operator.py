@@ -28,6 +28,7 @@ from flowfabric.core.execution.gate import DELAYS, LOOK_AGAIN, admit, cause_of_b
 from flowfabric.core.execution.lease import (
     AlreadySatisfied,
     Owner,
+    ended_by,
     enter,
     fence_of,
     mark_expired,
@@ -108,10 +109,17 @@ class Unblocked(Struct, frozen=True):
 
 
 def cancel(
-    snapshot: Snapshot | None, now: Millis, owner: Owner, reason: str, *, force: bool = False
+    snapshot: Snapshot | None,
+    now: Millis,
+    owner: Owner,
+    reason: str,
+    *,
+    force: bool = False,
+    lost_race: bool = False,
 ) -> "Change[CancelAnswer]":
     """Ends the execution as cancelled, in any state; with a clean-up if it asked for one, unless
-    its owner or an operator with `force` cancels it. Cancelling twice is one cancel."""
+    its owner or an operator with `force` cancels it. Cancelling twice is one cancel. `lost_race`
+    says that a join cancels it, which no caller of the engine can say."""
     snapshot = present(snapshot)
     id = snapshot.execution.id
     if isinstance(snapshot.state, Ended):
@@ -121,7 +129,8 @@ def cancel(
     _check_canceller(snapshot, owner)
     cleanup, life = snapshot.life.cleanup, snapshot.life
     if cleanup is None or life.cancel_reason is None:
-        life = replace(life, cancel_reason=reason, cancelled_by=str(owner.source))
+        by = str(owner.source)
+        life = replace(life, cancel_reason=reason, cancelled_by=by, lost_race=lost_race)
     if not force and owner.source != Source.LEASE_HOLDER:
         if cleanup is not None:
             return unchanged(CancelAnswer(id, cleanup.until))
@@ -139,13 +148,13 @@ def cancel_owned(
     snapshot: Snapshot | None, now: Millis, owner: Owner, reason: str
 ) -> "Change[CancelAnswer]":
     """A worker cancels the execution it owns: it needs the whole fence, like every owner
-    operation. Its last owner may repeat the call, or come after another cancel."""
+    operation. The owner that it was cancelled under may repeat the call, or come after another
+    cancel."""
     snapshot = present(snapshot)
     fence = required_fence(owner)
-    if isinstance(snapshot.state, Ended) and snapshot.state.outcome is Outcome.CANCELLED:
-        last = (snapshot.head.epoch, snapshot.attempt_id)
-        if fence is None or (fence.epoch, fence.attempt_id) == last:
-            return unchanged(CancelAnswer(snapshot.execution.id))
+    state, own = snapshot.state, fence is None or ended_by(snapshot, fence)
+    if own and isinstance(state, Ended) and state.outcome is Outcome.CANCELLED:
+        return unchanged(CancelAnswer(snapshot.execution.id))
     lease = enter(snapshot, now, owner)
     return lease if isinstance(lease, Change) else cancel(snapshot, now, owner, reason, force=True)
 
@@ -423,6 +432,7 @@ def reborn(snapshot: Snapshot, now: Millis, ended: Ended) -> tuple[Life, Flags]:
         waits=waits,
         join=old.join,
         unsealed=old.unsealed,
+        newest_edge=old.newest_edge,
         orphans=() if fresh_steps else (*old.orphans, *old.flows),
         unknown=old.unknown,
     )

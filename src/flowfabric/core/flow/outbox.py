@@ -8,7 +8,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from flowfabric.core.execution.model import Ended, Flags, Snapshot
+from flowfabric.core.execution.model import Ended, Flags, Snapshot, Source
 from flowfabric.core.execution.outcome import Outcome
 
 _FLOW = int(Flags.FLOW)  # flags are slow, and every ending is tested
@@ -122,5 +122,7 @@ def _awaited(after: Snapshot) -> tuple[OutboxEntry, ...]:
 
 
 def is_spared(snapshot: Snapshot) -> bool:
-    """Whether an ending is the doing of a join that had enough, and so no failure."""
-    return (snapshot.head.life.cancel_reason or "").startswith(SIBLING)
+    """Whether an ending is the doing of a join that has its answer, and so no failure."""
+    life = snapshot.head.life
+    cascade = life.cancelled_by == Source.FLOW_CASCADE  # until there was the flag
+    return life.lost_race or (cascade and (life.cancel_reason or "").startswith(SIBLING))

@@ -215,7 +215,7 @@ class FlowResolver(Service):
                 join = None if child is None else child.life.join
                 if join is not None and join.state is not JoinState.PENDING:  # by a replay
                     reasons[state.edge.upstream] = rules.sibling_reason(join)
-            cancel = partial(operator.cancel, owner=OPERATOR)
+            cancel = partial(operator.cancel, owner=OPERATOR, lost_race=True)
             answers = await self._all(
                 [Decision(id, partial(cancel, reason=why), by=None) for id, why in reasons.items()]
             )

@@ -80,8 +80,9 @@ class Ring:
     async def to_sign(self) -> Keyring:
         """The ring with a current key, if there is a way to have one."""
         ring = await self.read()
-        if ring.current is None and (self._secret is not None or self._make):
-            ring = await self._first(self._secret or secrets.token_hex(32))
+        if ring.current is None:
+            await self.install_first()
+            ring = self._known
         if self._secret is not None and rules.kid_of(self._secret) not in ring.keys:
             log.warning("the configured waitpoint secret is not in use: rotate to it")
             self._secret = None
@@ -108,14 +109,18 @@ class Ring:
         self._know(ring, now)
         return outcome
 
-    async def _first(self, secret: str) -> Keyring:
-        def first(ring: Keyring, now: Millis) -> tuple[Keyring, None]:
-            if ring.current is not None:
-                return ring, None  # another process was faster
-            return rules.seed(ring, rules.kid_of(secret), secret, now)[0], None
+    async def install_first(self) -> bool:
+        """Installs the first key, if there is none and a way to have one; whether it did."""
+        if self._secret is None and not self._make:
+            return False
+        secret = self._secret or secrets.token_hex(32)
 
-        await self.change(first)
-        return self._known
+        def first(ring: Keyring, now: Millis) -> tuple[Keyring, bool]:
+            if ring.current is not None:
+                return ring, False  # another process was faster
+            return rules.seed(ring, rules.kid_of(secret), secret, now)[0], True
+
+        return await self.change(first)
 
     def _know(self, ring: Keyring, now: Millis) -> None:
         self._known, self._read_at = ring, now
@@ -151,10 +156,11 @@ class Keys:
         return answer
 
     async def prepare(self) -> bool:
-        """Installs the first key now, not when something waits for a signal for the first time;
-        True if there was none before and is one now."""
-        before = (await self._ring.read()).current
-        return (await self._ring.to_sign()).current is not None and before is None
+        """Installs the first key now, not when something waits for a signal for the first time.
+        True if this call did so, and no earlier one or another process."""
+        installed = (await self._ring.read()).current is None and await self._ring.install_first()
+        await self._ring.to_sign()
+        return installed
 
     async def rotate(
         self, kid: str, secret: str, *, grace: Span = DEFAULT_GRACE, by: str = ""

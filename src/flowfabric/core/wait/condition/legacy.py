@@ -26,6 +26,9 @@ from flowfabric.core.wait.condition.model import (
 NAMES = "required_signal_names"
 """The member that only these documents have."""
 
+MAX_DIGITS = 10
+"""Of a number of signals that is written as text."""
+
 
 class SignalSet(Struct, frozen=True, forbid_unknown_fields=True):
     """Such a document. The match mode is `all`, or a number of signals, or any other word: then
@@ -55,7 +58,7 @@ def as_condition(wanted: SignalSet, waitpoint: str) -> Condition:
         return Single(waitpoint) if needed == 1 else Count(needed, CountKind.SIGNALS, (waitpoint,))
     if needed > len(names):
         raise Invalid(f"{needed} signals are needed, but {NAMES} has {len(names)}")
-    if comb(len(names), needed) > MAX_LEAVES:
+    if len(names) > MAX_LEAVES or comb(len(names), needed) > MAX_LEAVES:
         raise Invalid(f"{needed} of {len(names)} names are more ways than {MAX_LEAVES}")
     different = {tuple(sorted(way)): way for way in combinations(names, needed)}
     ways = tuple(_all_of(way, waitpoint) for way in different.values())
@@ -63,10 +66,16 @@ def as_condition(wanted: SignalSet, waitpoint: str) -> Condition:
 
 
 def _needed(wanted: SignalSet) -> int:
-    mode = str(wanted.signal_match_mode)
+    mode = wanted.signal_match_mode
     if mode == "all":
         return max(1, len(wanted.required_signal_names))
-    return int(mode) if mode.isdecimal() and mode.isascii() else wanted.minimum_signal_count
+    if isinstance(mode, int):
+        return mode
+    if not (mode.isdecimal() and mode.isascii()):
+        return wanted.minimum_signal_count
+    if len(mode) > MAX_DIGITS:
+        raise Invalid(f"signal_match_mode is a number of {len(mode)} digits, {MAX_DIGITS} at most")
+    return int(mode)
 
 
 def _all_of(names: tuple[str, ...], waitpoint: str) -> Condition:
