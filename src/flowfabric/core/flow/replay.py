@@ -27,7 +27,7 @@ from flowfabric.core.flow.outbox import is_spared
 from flowfabric.core.flow.progress import sibling_reason
 from flowfabric.core.wait.model import Loaded, Needs
 
-_LOST_RACE = sibling_reason(Join(state=JoinState.IMPOSSIBLE))
+_GIVEN_UP = sibling_reason(Join(state=JoinState.IMPOSSIBLE))
 
 
 class ReplayPlan(Struct, frozen=True):
@@ -57,18 +57,18 @@ def plan_replay(members: Mapping[UUID, Snapshot], edges: Iterable[EdgeState]) ->
     for state in edges:
         incoming.setdefault(state.edge.downstream, []).append(state)
     order = [id for id in _upstreams_first(incoming) if id in members]
-    losers = {id for id, member in members.items() if _lost_race(member)}
+    given_up = {id for id, member in members.items() if _was_given_up(member)}
     while True:
-        chosen = _chosen(members, incoming, order, losers)
+        chosen = _chosen(members, incoming, order, given_up)
         wanted = {
             state.edge.upstream
             for id in chosen
             if _outcome(members[id]) is Outcome.SKIPPED
             for state in incoming[id]
         }
-        if losers <= wanted:
+        if given_up <= wanted:
             break
-        losers &= wanted  # nothing that runs again waits for the others
+        given_up &= wanted  # nothing that runs again waits for the others
     again = tuple(members[id] for id in reversed(order) if id in chosen)
     return ReplayPlan(again, {each.execution.uuid: each.life.replays for each in again}, members)
 
@@ -199,7 +199,7 @@ def _chosen(
     members: Mapping[UUID, Snapshot],
     incoming: Mapping[UUID, list[EdgeState]],
     order: Iterable[UUID],
-    losers: set[UUID],
+    given_up: set[UUID],
 ) -> set[UUID]:
     chosen: set[UUID] = set()
     for id in order:
@@ -208,7 +208,7 @@ def _chosen(
         if outcome is None or outcome is Outcome.SUCCESS:
             continue
         if is_spared(member):
-            again = id in losers
+            again = id in given_up
         elif outcome is Outcome.SKIPPED:
             edges = [_Edge(state, _present(state, members, chosen)) for state in incoming[id]]
             join = _counted(member.life.join or Join(), edges, Millis(0))
@@ -241,12 +241,12 @@ def _outcome(member: Snapshot) -> Outcome | None:
     return member.state.outcome if isinstance(member.state, Ended) else None
 
 
-def _lost_race(member: Snapshot) -> bool:
+def _was_given_up(member: Snapshot) -> bool:
     """Whether it was cancelled because a join it leads to became impossible."""
     return (
         _outcome(member) is not None
         and is_spared(member)
-        and (member.life.cancel_reason == _LOST_RACE)
+        and (member.life.cancel_reason == _GIVEN_UP)
     )
 
 
