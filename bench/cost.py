@@ -24,6 +24,10 @@ class Cost(Struct):
     transactions: int = 0
     seconds: float = 0.0
 
+    def add(self, other: "Cost") -> None:
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
     def parts_us(self, count: int, **more: float) -> dict[str, float]:
         """Microseconds of each of `count`, by who has used them. `more` are parts of the client's,
         in seconds, that are named on their own."""

@@ -20,17 +20,18 @@ class Line:
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
 
-    async def ready(self) -> None:
-        """Reports readiness, and waits for the word to begin."""
-        self._pipe.send(None)
-        await self.wait()
+    async def ready(self, answer: Any = None) -> bool:
+        """Reports readiness, with an answer if there is one, and waits for the word to begin."""
+        self._pipe.send(answer)
+        return await self.wait()
 
-    async def wait(self) -> None:
-        """Until the other side has something to say, or is gone."""
+    async def wait(self) -> bool:
+        """Until the other side says to go on (True), or is gone (False)."""
         try:
             await asyncio.to_thread(self._pipe.recv)
         except EOFError:
-            return
+            return False
+        return True
 
 
 Job = Callable[..., Awaitable[Any]]

@@ -60,8 +60,9 @@ FULL = Size(
     held=600.0, rows=1_000_000, idle=20.0,
 )  # fmt: skip
 TINY = Size(
-    seconds=0.1, loads=((2, 16),), runs=50, samples=3, members=((5, 2), (10, 2)), signals=5,
-    keys=5, held=0.4, rows=50, held_keys=5, idle=0.2, workers=3, coroutines=20, many=50, tails=10,
+    seconds=0.1, loads=((1, 100), (2, 16)), runs=50, samples=3, members=((5, 2), (10, 2)),
+    signals=5, keys=5, held=0.4, rows=50, held_keys=5, idle=0.2, workers=3, coroutines=20, many=50,
+    tails=10,
 )  # fmt: skip
 """For tests: every line runs, no figure means anything."""
 
@@ -146,13 +147,6 @@ class Load:
                 done, seconds = await raw.limit(url, self.size.seconds, PAYLOAD, RESULT)
             self.limit = Figure(done / seconds).costing(cost, done)
         return self.limit.value
-
-    async def raw_calls(self) -> Figure:
-        """The same by a hundred callers that each wait for the end of their own execution."""
-        url = self.fresh()
-        async with counted(url) as cost:
-            done, seconds = await raw.calls(url, self.size.seconds, 100, PAYLOAD, RESULT)
-        return Figure(done / seconds, await self.raw_limit()).costing(cost, done)
 
 
 Run = Callable[[Load], Awaitable[Figures]]

@@ -1,18 +1,19 @@
 """submit → claim → complete through the engine, without a worker."""
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 from msgspec import Struct
 
+from bench import raw
 from bench.cost import counted
-from bench.crew import Line, crew
+from bench.crew import Crew, Line, crew
 from bench.scenario import (
     PAYLOAD,
     RAW_CALLS,
@@ -28,6 +29,7 @@ from bench.scenario import (
     percentile,
     scenario,
 )  # fmt: skip
+from bench.windows import TURNS, Windows, take_turns
 from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.engine import Engine
@@ -43,14 +45,6 @@ class Closed(Struct):
     done: int
     seconds: float
     latencies: list[float]
-
-    @property
-    def rate(self) -> float:
-        return self.done / self.seconds
-
-    def percentile(self, part: float) -> float:
-        """In milliseconds."""
-        return percentile(self.latencies, part)
 
 
 class ClosedLoop:
@@ -123,22 +117,31 @@ async def opened(url: str) -> AsyncIterator[Engine]:
         await engine.close()
 
 
-async def closed_loop(line: Line, number: int, url: str, concurrency: int, seconds: float) -> Any:
-    """One process of several, each with a lane of its own."""
+async def closed_loop(line: Line, number: int, url: str, concurrency: int, seconds: float) -> None:
+    """One process of several, each with a lane of its own. A window whenever it is asked; the first
+    one warms up."""
     async with opened(url) as engine:
-        await ClosedLoop(engine, concurrency, f"lane-{number}").run(seconds / 5)
-        await line.ready()
-        return await ClosedLoop(engine, concurrency, f"lane-{number}").run(seconds)
+        found = await ClosedLoop(engine, concurrency, f"lane-{number}").run(seconds / 5)
+        while await line.ready(found):
+            found = await ClosedLoop(engine, concurrency, f"lane-{number}").run(seconds)
 
 
-async def measure(load: Load, processes: int, concurrency: int) -> tuple[Closed, Figure]:
-    args = load.url, concurrency, load.size.seconds
-    async with crew(processes, closed_loop, *args) as others, counted(load.url) as cost:
-        others.say()
-        parts: list[Closed] = await others.answers()
-    latencies = [each for part in parts for each in part.latencies]
-    found = Closed(len(latencies), max(part.seconds for part in parts), latencies)
-    return found, Figure(found.rate).costing(cost, found.done)
+class ClosedLoops:
+    """Closed loops in processes of their own, and the latencies of all windows."""
+
+    def __init__(self, others: Crew) -> None:
+        self._others = others
+        self._latencies: list[float] = []
+
+    async def window(self) -> tuple[int, float]:
+        self._others.say()
+        parts: list[Closed] = await self._others.answers()
+        self._latencies += [each for part in parts for each in part.latencies]
+        return sum(part.done for part in parts), max(part.seconds for part in parts)
+
+    def percentile(self, part: float) -> float:
+        """In milliseconds."""
+        return percentile(self._latencies, part)
 
 
 def _name(processes: int, concurrency: int) -> str:
@@ -165,14 +168,27 @@ async def lifecycle(load: Load) -> Figures:
     """Submit, claim and complete; every caller waits until its own execution has ended."""
     found: Figures = {}
     limit = await load.raw_limit()
-    found[RAW_CALLS] = await load.raw_calls()
     for processes, concurrency in load.size.loads:
-        name = _name(processes, concurrency)
-        closed, found[name] = await measure(load, processes, concurrency)
-        found[name].reference = found[RAW_CALLS].value if name == "lifecycle-100" else limit
+        name, reference = _name(processes, concurrency), limit
+        is_compared = name == "lifecycle-100"
+        seconds = load.size.seconds / 2 if is_compared else load.size.seconds
+        async with crew(processes, closed_loop, load.url, concurrency, seconds) as others:
+            loops = ClosedLoops(others)
+            ours = Windows(load.url, loops.window)
+            if is_compared:
+                calls = Windows(load.url, partial(_raw_calls, load, seconds))
+                await take_turns(calls, ours)
+                found[RAW_CALLS], reference = calls.figure(limit), calls.rate
+            else:
+                await ours.add()
+        found[name] = ours.figure(reference)
         for part, share in (("p50", 0.5), ("p99", 0.99)):
-            found[f"{name} {part}"] = Figure(closed.percentile(share))
+            found[f"{name} {part}"] = Figure(loops.percentile(share))
     return found
+
+
+async def _raw_calls(load: Load, seconds: float) -> tuple[int, float]:
+    return await raw.calls(load.fresh(), seconds, 100, PAYLOAD, RESULT)
 
 
 @scenario(
@@ -224,16 +240,15 @@ def _files(url: str) -> list[Path]:
 async def claims(load: Load) -> Figures:
     """Claim one and complete it, by many callers of one process, against two callers with batches;
     both have as many executions under way."""
-    runs = load.size.runs
+    runs, each = load.size.runs, load.size.runs // TURNS
     async with opened(load.url) as engine:
         for lane in ("single", "batched"):
             await fill(engine, Submission(kind="noop", payload=PAYLOAD, lane=lane), runs)
-        batched = await take(engine, "batched", runs, callers=2, batch=CALLERS // 2)
-        async with counted(load.url) as spent:
-            single = await take(
-                engine, "single", runs, callers=CALLERS, batch=1, seconds=3 * load.size.seconds
-            )
-    return {"claims-64": Figure(single, batched).costing(spent, round(single * spent.seconds))}
+        single = partial(take, engine, "single", each, callers=CALLERS, batch=1)
+        batched = partial(take, engine, "batched", each, callers=2, batch=CALLERS // 2)
+        ours, reference = Windows(load.url, single), Windows(load.url, batched)
+        await take_turns(reference, ours)
+    return {"claims-64": ours.figure(reference.rate)}
 
 
 async def fill(engine: Engine, submission: Submission, count: int) -> None:
@@ -242,18 +257,20 @@ async def fill(engine: Engine, submission: Submission, count: int) -> None:
 
 
 async def take(
-    engine: Engine, lane: str, count: int, *, callers: int, batch: int, seconds: float = math.inf
-) -> float:
-    """Executions per second that are claimed and completed, by workers with names of their own,
-    until `count` are done or the time is up."""
+    engine: Engine, lane: str, count: int, *, callers: int, batch: int
+) -> tuple[int, float]:
+    """Claims and completes just `count` executions, by workers with names of their own. Also the
+    seconds it took."""
     left, began = count, time.perf_counter()
 
     async def work(number: int) -> None:
         nonlocal left
         worker = WorkerIdentity("bench", f"{lane}-{number}")
-        while left > 0 and time.perf_counter() - began < seconds:
-            taken = await engine.claims.claim(worker, lanes=[lane], limit=batch, max_wait=0.02)
-            left -= len(taken)
+        while left > 0:
+            wanted = min(batch, left)
+            left -= wanted
+            taken = await engine.claims.claim(worker, lanes=[lane], limit=wanted, max_wait=0.02)
+            left += wanted - len(taken)
             if batch == 1:  # as a caller with one execution would write it
                 for each in taken:
                     await engine.attempts.complete(each, RESULT)
@@ -261,4 +278,4 @@ async def take(
                 await asyncio.gather(*(engine.attempts.complete(each, RESULT) for each in taken))
 
     await asyncio.gather(*(work(number) for number in range(callers)))
-    return (count - left) / (time.perf_counter() - began)
+    return count, time.perf_counter() - began

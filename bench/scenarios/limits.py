@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from functools import lru_cache
+from functools import lru_cache, partial
 
-from bench.cost import counted
-from bench.scenario import PAYLOAD, Figure, Figures, Load, least, scenario
+from bench.scenario import PAYLOAD, Figures, Load, least, scenario
 from bench.scenarios.lifecycle import opened, take
+from bench.windows import Windows, take_turns
 from flowfabric.core.execution.policy import parse_policy
 from flowfabric.core.execution.submission import Submission
 from flowfabric.core.limit.quota import Quota
@@ -28,17 +28,18 @@ def submission(lane: str, key: str = "") -> Submission:
 )
 async def limits(load: Load) -> Figures:
     """From the first submission to the last completion in one process, with and without keys."""
-    runs = load.size.runs
+    runs, keys = load.size.runs // 2, load.size.keys
     async with opened(load.url) as engine:
         await engine.quotas.define(Quota(name="keyed", concurrency_per_key=2))
-        for warm_up in (runs // 10, runs):
-            plain = await _pipeline(engine, "plain", 0, warm_up)
-            async with counted(load.url) as cost:
-                keyed = await _pipeline(engine, "keyed", load.size.keys, warm_up)
-    return {"limits": Figure(keyed, plain).costing(cost, runs)}
+        for lane, some in (("plain", 0), ("keyed", keys)):
+            await _pipeline(engine, lane, some, runs // 5)  # warms up
+        plain = Windows(load.url, partial(_pipeline, engine, "plain", 0, runs))
+        keyed = Windows(load.url, partial(_pipeline, engine, "keyed", keys, runs))
+        await take_turns(plain, keyed)
+    return {"limits": keyed.figure(plain.rate)}
 
 
-async def _pipeline(engine: Engine, lane: str, keys: int, runs: int) -> float:
+async def _pipeline(engine: Engine, lane: str, keys: int, runs: int) -> tuple[int, float]:
     began = time.perf_counter()
     taking = asyncio.create_task(take(engine, lane, runs, callers=4, batch=100))
     for start in range(0, runs, PAGE):
@@ -47,4 +48,4 @@ async def _pipeline(engine: Engine, lane: str, keys: int, runs: int) -> float:
             [submission(lane, str(n % keys) if keys else "") for n in numbers]
         )
     await taking
-    return runs / (time.perf_counter() - began)
+    return runs, time.perf_counter() - began

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import asyncpg
 
-from bench.cost import counted
 from bench.scenario import PAYLOAD, RESULT, Figure, Figures, Load, least, most, scenario
 from bench.scenarios.lifecycle import ClosedLoop, fill, opened, take
 from bench.scenarios.limits import submission
+from bench.windows import TURNS, Windows, take_turns
 from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.submission import Submission
 from flowfabric.core.limit.quota import Quota
@@ -25,9 +25,6 @@ FEW = 1_000
 FEW_KEYS = 100
 """So that the newest hundred of both databases wait for their keys."""
 HOLD_FOR = 24 * 3600
-IN_TURN = 5
-"""How often the two databases of an old transaction are measured. The machine's speed changes by a
-third from one minute to the next, and an autovacuum falls into one window of several."""
 TRIES = 60
 SMALL = "time in small tables"
 
@@ -50,39 +47,20 @@ async def old_transaction(load: Load) -> Figures:
             await ClosedLoop(each, 100, "held").run(window / 5)
         async with held_open(load.url):
             await ClosedLoop(engine, 100, "held").run(max(0.0, load.size.held - window))
-            with_it, without = _Windows(load.url, engine), _Windows(calm_url, calm)
-            for _ in range(IN_TURN):
-                await without.add(window / IN_TURN)
-                await with_it.add(window / IN_TURN)
+            with_it, without = (
+                Windows(url, partial(_full_load, each, window / TURNS))
+                for url, each in ((load.url, engine), (calm_url, calm))
+            )
+            await take_turns(without, with_it)
     return {
         "old-transaction": Figure(with_it.rate, without.rate),
         "old-transaction cpu": Figure(with_it.cpu_us, without.cpu_us),
     }
 
 
-class _Windows:
-    """What an engine has done at full load, and the CPU of that, in several windows together."""
-
-    def __init__(self, url: str, engine: Engine) -> None:
-        self._url = url
-        self._engine = engine
-        self._done = 0
-        self._seconds = self._cpu = 0.0
-
-    async def add(self, seconds: float) -> None:
-        async with counted(self._url) as cost:
-            closed = await ClosedLoop(self._engine, 100, "held").run(seconds)
-        self._done += closed.done
-        self._seconds += closed.seconds
-        self._cpu += cost.client + cost.server
-
-    @property
-    def rate(self) -> float:
-        return self._done / self._seconds
-
-    @property
-    def cpu_us(self) -> float:
-        return self._cpu * 1e6 / self._done
+async def _full_load(engine: Engine, seconds: float) -> tuple[int, float]:
+    closed = await ClosedLoop(engine, 100, "held").run(seconds)
+    return closed.done, closed.seconds
 
 
 @asynccontextmanager
