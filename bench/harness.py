@@ -14,6 +14,7 @@ from bench.scenario import (
     RAW,
     RAW_CALLS,
     RAW_LIMIT,
+    RAW_PICKUP,
     Figure,
     Figures,
     Load,
@@ -60,7 +61,7 @@ class Outcome:
 
 
 def _row(metric: Metric, store: str, found: list[Figure]) -> Row:
-    system = f"{RAW if metric.name in (RAW_LIMIT, RAW_CALLS) else 'flowfabric-'}{store}"
+    system = f"{RAW if metric.name in (RAW_LIMIT, RAW_CALLS, RAW_PICKUP) else 'flowfabric-'}{store}"
     made = record.row(
         metric.name,
         system,

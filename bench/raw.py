@@ -8,6 +8,9 @@ place of it, the end with its result, two events of history. There are two loops
 - `calls`: callers that each submit one execution and wait for its end, as those of the lifecycle
   do, through the smallest group commit there is: what is left of the limit once each execution has
   calls of its own.
+
+`picking_up` is the least that a pickup can take on Postgres: a commit that submits, a notification,
+and a commit that claims, in two processes.
 """
 
 import asyncio
@@ -23,9 +26,13 @@ from uuid import UUID
 
 import asyncpg
 
+from bench.crew import Line, crew
+
 BATCH = 100
 CALLERS = 3
 LEASE = 30_000
+REST = 0.02
+"""Seconds that both processes of a pickup have been idle."""
 
 _POSTGRES = """
 create table execution (id uuid primary key, created_at bigint, lane int, priority smallint,
@@ -174,6 +181,42 @@ class _Calls:
         self._ended.pop(taken[0]).set_result(None)
 
 
+@asynccontextmanager
+async def picking_up(url: str, payload: bytes) -> AsyncIterator[Callable[[], Awaitable[float]]]:
+    """A function that takes one sample: the seconds from before a submit until another process
+    holds the execution. Both were idle before."""
+    async with AsyncExitStack() as stack:
+        submitting, hinting = [await _connected(stack, url) for _ in range(2)]
+        await submitting.execute(_POSTGRES)
+        submit = await submitting.prepare(_SUBMIT)
+        others = await stack.enter_async_context(crew(1, _claimer, url))
+
+        async def sample() -> float:
+            others.say()
+            await asyncio.sleep(REST)
+            began, now = time.time(), _now()
+            await submit.fetch([_uuid7(now)], [payload], now)
+            await hinting.execute("notify ready")
+            (held_at,) = await others.answers()
+            return float(held_at) - began
+
+        yield sample
+
+
+async def _claimer(line: Line, number: int, url: str) -> None:
+    """Claims when it is notified, and answers with the moment at which it holds the execution."""
+    async with AsyncExitStack() as stack:
+        claiming, listening = [await _connected(stack, url) for _ in range(2)]
+        claim = await claiming.prepare(_CLAIM)
+        notified, held_at = asyncio.Event(), None
+        await listening.add_listener("ready", lambda *_: notified.set())
+        while await line.ready(held_at):
+            await notified.wait()
+            notified.clear()
+            await claim.fetch(1, _now())
+            held_at = time.time()
+
+
 class _GroupCommit:
     """Writes what has come while the last batch was written."""
 
@@ -206,14 +249,18 @@ async def _opened(url: str) -> AsyncIterator[list[Database]]:
             stack.callback(database.close)
             yield [database]
             return
-        callers = [await asyncpg.connect(url, server_settings=_PLANS) for _ in range(CALLERS)]
-        for caller in callers:
-            stack.push_async_callback(caller.close)
+        callers = [await _connected(stack, url) for _ in range(CALLERS)]
         await callers[0].execute(_POSTGRES)
         yield [
             _Postgres([await caller.prepare(text) for text in (_SUBMIT, _CLAIM, _END)])
             for caller in callers
         ]
+
+
+async def _connected(stack: AsyncExitStack, url: str) -> Any:
+    connection = await asyncpg.connect(url, server_settings=_PLANS)
+    stack.push_async_callback(connection.close)
+    return connection
 
 
 class _Postgres:

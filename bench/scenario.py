@@ -14,6 +14,7 @@ PAYLOAD = b'{"article":"' + b"x" * 436 + b'"}'
 RESULT = b'{"ok":true,"rows":"' + b"y" * 70 + b'"}'
 RAW_LIMIT = "raw limit"
 RAW_CALLS = "raw limit of 100 callers"
+RAW_PICKUP = "raw pickup p50"
 RAW = "raw-"
 """How the names of systems begin that run none of our code."""
 

@@ -3,18 +3,30 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from bench import raw
 from bench.cost import counted
 from bench.crew import Crew, Line, crew
-from bench.scenario import RAW_LIMIT, Figure, Figures, Load, least, most, percentile, scenario
+from bench.scenario import (
+    RAW_LIMIT,
+    RAW_PICKUP,
+    Figure,
+    Figures,
+    Load,
+    least,
+    most,
+    percentile,
+    scenario,
+)  # fmt: skip
 from flowfabric import Context, Fabric, WorkerOptions
 from flowfabric.core.execution.event import Family
 from tests.kit.pooler import pooled
 
 CONCURRENCY = 100
 TEXT = "x" * 400
+WARM_UP = 3
 
 
 class Tasks:
@@ -97,33 +109,41 @@ async def drained(fabric: Fabric, runs: int) -> float:
     return runs / (max(1, max(moments) - min(moments)) / 1000)
 
 
-async def _pickup(url: str, samples: int, warm_up: int = 3) -> list[float]:
+async def _pickup(tasks: Tasks) -> float:
     """Seconds from before the submit until the handler starts, on an idle queue."""
-    async with staged(url) as (tasks, others):
-        others.say()
-        found = []
-        for _ in range(samples + warm_up):
-            began = time.time()
-            run = await tasks.stamp.submit()
-            found.append(await run.result(30) - began)
-            await asyncio.sleep(0.02)
-    return found[warm_up:]
+    began = time.time()
+    run = await tasks.stamp.submit()
+    found = await run.result(30) - began
+    await asyncio.sleep(raw.REST)
+    return found
 
 
 @scenario(
     "pickup",
     [
-        most("pickup p50", "pickup on an idle queue, p50", postgres=3),
+        most(RAW_PICKUP, "raw pickup: two commits and a notification, p50"),
+        most("pickup p50", "pickup on an idle queue, p50", of=RAW_PICKUP, postgres=3),
         most("pickup p99", "pickup on an idle queue, p99", postgres=8),
     ],
 )
 async def pickup(load: Load) -> Figures:
-    """From the submit in one process to the start of the handler in another."""
-    found = await _pickup(load.url, load.size.samples)
-    return {
-        "pickup p50": Figure(percentile(found, 0.5)),
-        "pickup p99": Figure(percentile(found, 0.99)),
-    }
+    """From the submit in one process to the start of the handler in another; on Postgres in turn
+    with plain SQL."""
+    ours, plain = list[float](), list[float]()
+    async with staged(load.url) as (tasks, others), AsyncExitStack() as stack:
+        others.say()
+        if load.store == "postgres":
+            sample = await stack.enter_async_context(raw.picking_up(load.fresh(), b"{}"))
+        for _ in range(load.size.samples + WARM_UP):
+            ours.append(await _pickup(tasks))
+            if load.store == "postgres":
+                plain.append(await sample())
+    p50, p99 = (percentile(ours[WARM_UP:], part) for part in (0.5, 0.99))
+    found = {"pickup p50": Figure(p50), "pickup p99": Figure(p99)}
+    if plain:
+        found[RAW_PICKUP] = Figure(percentile(plain[WARM_UP:], 0.5))
+        found["pickup p50"].reference = found[RAW_PICKUP].value
+    return found
 
 
 @scenario(
@@ -134,9 +154,13 @@ async def pickup(load: Load) -> Figures:
 async def pooler(load: Load) -> Figures:
     """The same through a pooler that gives sessions away between transactions, where LISTEN does
     not work."""
-    async with pooled(load.url, strict=False, sessions=8) as (_, url):
-        found = await _pickup(url, max(1, load.size.samples // 4), warm_up=1)
-    return {"pickup-pooler p50": Figure(percentile(found, 0.5))}
+    async with (
+        pooled(load.url, strict=False, sessions=8) as (_, url),
+        staged(url) as (tasks, others),
+    ):
+        others.say()
+        found = [await _pickup(tasks) for _ in range(max(1, load.size.samples // 4) + 1)]
+    return {"pickup-pooler p50": Figure(percentile(found[1:], 0.5))}
 
 
 @scenario(
