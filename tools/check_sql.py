@@ -80,6 +80,7 @@ ONLY: dict[str, set[str]] = {
         "readied_directly",
         "resumed_directly",
         "suspended_directly",
+        "ready_executions",
         "ready_rows",
         "released_before",
         "returned_leases",

@@ -38,6 +38,10 @@ _NOT_READY = (None, None, None, None, None, None)
 _WIDTH = len(EXECUTION) + 1 + len(_NOT_READY)
 _SHARED = (EXECUTION.index("route"), len(EXECUTION) + 1, len(EXECUTION) + 2)
 """Route, lead and flags are mostly the same for all."""
+_OF_READY = (*range(7), *range(8, 12))
+_BESIDE_READY = (7, 12, 17, 31, 33, 37)
+"""Of `values_of`: the columns of executions that wait for a worker only, and those that tell of
+anything else: a key, a row of `parked`, a deadline, tags, a queue."""
 NOT_ADMITTED: Mapping[int, Snapshot] = {}
 _PARKED = COLUMNS[StateTable.PARKED]
 _SHARED_PARKED = tuple(
@@ -145,8 +149,8 @@ async def _insert(
     repeated: bool,
 ) -> list[UUID]:
     """The executions that were created, with the steps of forks among them."""
-    query = session.queries["submitted_executions"]
-    values = values_of(creations, now, session.book.names)
+    name, values = _statement(values_of(creations, now, session.book.names))
+    query = session.queries[name]
     if not any(creation.steps for creation in creations):
         if not repeated and all(creation.minted for creation in creations):
             return _ids(await insert_new(connection, query, values))
@@ -158,6 +162,13 @@ async def _insert(
         if steps:
             await connection.fetch(session.queries["new_steps"], *columns(steps, len(STEP)))
     return made
+
+
+def _statement(values: list[Any]) -> tuple[str, list[Any]]:
+    """The smallest statement that writes all of these values, and its parameters."""
+    if any(values[column] for column in _BESIDE_READY):
+        return "submitted_executions", values
+    return "ready_executions", [values[column] for column in _OF_READY]
 
 
 def _ids(rows: Sequence[Any]) -> list[UUID]:

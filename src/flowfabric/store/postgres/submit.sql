@@ -110,6 +110,40 @@ given as materialized (
 -- include: created_rows
 select made.id from made
 
+-- name: ready_executions
+-- The same for executions that wait for a worker only, and have neither key nor deadline nor tags: a
+-- plan of a third of the size, which counts where few are created at a time.
+with given as materialized (
+    select
+        n.id, n.created_at, n.policy, n.facts, n.flow, n.payload, n.life, n.timeout,
+        case cardinality($3::integer[]) when 1 then ($3::integer[])[1] else n.route end as route,
+        case cardinality($8::bigint[]) when 1 then ($8::bigint[])[1] else n.lead end as lead,
+        case cardinality($9::smallint[]) when 1 then ($9::smallint[])[1] else n.flags end as flags
+    from unnest(
+        $1::uuid[], $2::bigint[], $3::integer[], $4::bytea[], $5::bytea[], $6::uuid[], $7::bytea[],
+        $8::bigint[], $9::smallint[], $10::bytea[], $11::bigint[]
+    ) as n (
+        id, created_at, route, policy, facts, flow, payload, lead, flags, life, timeout
+    )
+),
+made as (
+    insert into {schema}.execution (id, created_at, route, policy, facts, flow, payload)
+    select n.id, n.created_at, n.route, n.policy, n.facts, n.flow, n.payload
+    from given n
+    on conflict (id) do nothing
+    returning execution.id
+),
+made_ready as (
+    insert into {schema}.ready (
+        id, version, epoch, rank, flags, attempt, start, life, route, timeout, held_until, queue
+    )
+    select
+        n.id, 1, 0, n.created_at + n.lead, n.flags, 0, 0, n.life, n.route, n.timeout, 0, null
+    from given n
+    where (n.id in (select made.id from made)) is true
+)
+select made.id from made
+
 -- name: admitted_executions
 -- The same with new executions that go through their quotas at once, if the quotas $40 still have
 -- the versions $41; otherwise they wait in their lines. So they do if another session has a lock on a
