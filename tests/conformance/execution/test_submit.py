@@ -556,6 +556,16 @@ async def test_a_policy_that_cannot_be_read_creates_nothing(lab: Lab) -> None:
     assert await nothing_exists(lab)
 
 
+@pytest.mark.rules
+@pytest.mark.inside
+async def test_the_priority_is_looked_at_before_the_policy(lab: Lab) -> None:
+    """§3.1: also before the capabilities in it"""
+    for policy in (b"{", {"routing_requirements": {"required_capabilities": "gpu"}}):
+        with pytest.raises(Invalid, match="priority must be a whole number"):
+            await submit(lab, priority="high", policy=policy)
+    assert await nothing_exists(lab)
+
+
 async def test_many_that_are_interrupted_are_there_in_part_and_can_be_repeated(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
