@@ -84,7 +84,7 @@ async def test_a_missing_execution_cannot_be_granted(lab: Lab) -> None:
 
 
 async def test_malformed_capabilities_are_looked_at_last(lab: Lab) -> None:
-    """§3.10: existence, loss and cap come first"""
+    """§3.10: existence, loss, cap and a live grant come first"""
     reclaim = partial(lab.engine.grants.issue_reclaim, worker=W2.id, capabilities=["a,b"])
     with pytest.raises(NotFound):
         await reclaim(UNKNOWN)
@@ -93,6 +93,9 @@ async def test_malformed_capabilities_are_looked_at_last(lab: Lab) -> None:
     lab.clock.advance(TTL)
     assert isinstance(await reclaim(claim.id, max_reclaims=0), ReclaimCapExceeded)
     with pytest.raises(InvalidCapabilities):
+        await reclaim(claim.id)
+    await lab.engine.grants.issue_reclaim(claim.id, W2.id)
+    with pytest.raises(GrantExists):
         await reclaim(claim.id)
 
 

@@ -246,6 +246,25 @@ async def test_a_repeat_is_a_duplicate_whatever_is_wrong_with_the_rest(
     assert await listed(lab) == [solo()]
 
 
+async def test_a_repeat_of_many_gets_the_first_answers_without_their_quota(lab: Lab) -> None:
+    """§3.1, INV-23: what was not there before is still refused, with all others"""
+    await lab.engine.quotas.define(Quota(name="q", concurrency=1))
+    policy: dict[str, Any] = {"quotas": [{"quota": "q", "key": ""}]}
+    plain, keyed = Submission(kind="job"), Submission(kind="job", key="k", policy=policy)
+    unnamed = Submission(kind="job", policy=policy)
+    first = await lab.engine.executions.submit_many([keyed, unnamed], fresh=(SOME, OTHER))
+    await lab.engine.quotas.delete("q")
+    await lab.engine.settle()
+    new, *again = await lab.engine.executions.submit_many([plain, keyed])
+    assert isinstance(new, Submitted)
+    assert again == [Duplicate(first[0].id)]
+    again = await lab.engine.executions.submit_many([keyed, unnamed], fresh=(SOME, OTHER))
+    assert again == [Submitted(id, PublicState.WAITING) for id in ids(first)]
+    with pytest.raises(NotFound):
+        await lab.engine.executions.submit_many([plain, keyed, unnamed])
+    assert set(await listed(lab)) == {new.id, *ids(first)}
+
+
 async def test_a_repeat_with_the_same_fresh_id_gets_the_first_answer_without_its_quota(
     lab: Lab,
 ) -> None:
@@ -553,6 +572,16 @@ async def test_a_policy_that_cannot_be_read_creates_nothing(lab: Lab) -> None:
             await submit(lab, id=solo(), policy=policy)
         assert caught.value.detail.startswith("malformed")
     assert await lab.engine.views.describe(solo()) is None
+    assert await nothing_exists(lab)
+
+
+@pytest.mark.rules
+@pytest.mark.inside
+async def test_the_priority_is_looked_at_before_the_policy(lab: Lab) -> None:
+    """§3.1: also before the capabilities in it"""
+    for policy in (b"{", {"routing_requirements": {"required_capabilities": "gpu"}}):
+        with pytest.raises(Invalid, match="priority must be a whole number"):
+            await submit(lab, priority="high", policy=policy)
     assert await nothing_exists(lab)
 
 

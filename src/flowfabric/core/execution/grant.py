@@ -183,7 +183,10 @@ def check_reclaimable(
     lost = present(_expiry(present(snapshot), now).after)
     if not isinstance(lost.state, Lost):
         return unchanged(NotReclaimable(f"{lost.run} is not lost"))
-    return unchanged(ReclaimCapExceeded(lost.reclaims) if _over(lost, cap) else None)
+    if _over(lost, cap):
+        return unchanged(ReclaimCapExceeded(lost.reclaims))
+    _refuse_live_hold(lost.state.hold, now)
+    return unchanged(None)
 
 
 def reclaim(

@@ -103,6 +103,8 @@ def create(
 ) -> Creation:
     """The execution that a submission becomes; raises before anything is written. `key_taken`: its
     key already existed when it reached the inbox."""
+    if submission.priority is not None:
+        check_priority(submission.priority)  # its error comes before that of the policy
     policy = None if submission.policy is None else parse_policy(submission.policy)
     rules = policy or DEFAULT_POLICY
     execution = _execution(submission, policy, fresh, now)

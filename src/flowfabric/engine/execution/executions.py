@@ -115,13 +115,14 @@ class Executions(Service):
         given = [parse_uuid(id, "fresh id") for id in check_items(fresh, "fresh")]
         pairs = zip(submissions, chain(given, repeat(None)), strict=False)
         creations = deque(self._create(submission, id) for submission, id in pairs)
-        for creation in creations:
-            await self._context.known_limits.check(creation.snapshot.execution.rules)
+        repeats = await _repeats(self._context, creations)
         answers: list[Submitted | Duplicate] = []
         while creations:  # what is written need not be kept
-            count = min(_CHUNK, len(creations))
-            chunk = [self.put(creations.popleft()) for _ in range(count)]
-            answers += await asyncio.gather(*chunk)
+            places = range(len(answers), len(answers) + min(_CHUNK, len(creations)))
+            chunk = [(place, creations.popleft()) for place in places]
+            new = [self.put(creation) for place, creation in chunk if place not in repeats]
+            written = iter(await asyncio.gather(*new))
+            answers += [repeats.get(place) or next(written) for place in places]
         return answers
 
     async def cancel(
@@ -328,8 +329,34 @@ async def _first_answer(
     id = made if given is None else given
     if id is None and key is None:
         return None
+    return await _known(context, id, namespace, key, given is None)
+
+
+async def _repeats(
+    context: EngineContext, creations: Iterable[Creation]
+) -> dict[int, Submitted | Duplicate]:
+    """Checks the limits of many. The answers, by place, to those that use a limit that is gone but
+    were written before: a repeat gets the first answer."""
+    found: dict[int, Submitted | Duplicate] = {}
+    for place, creation in enumerate(creations):
+        execution = creation.snapshot.execution
+        try:
+            await context.known_limits.check(execution.rules)
+        except NotFound:
+            id, namespace = execution.uuid, execution.route.namespace
+            first = await _known(context, id, namespace, creation.key, creation.minted)
+            if first is None:
+                raise
+            found[place] = first
+    return found
+
+
+async def _known(
+    context: EngineContext, id: UUID | None, namespace: str, key: str | None, minted: bool
+) -> Submitted | Duplicate | None:
+    """The answer to a submission with this id or key, if there was one before."""
     found = await context.store.known(id, namespace, key, context.store.clock.now())
-    if found is None or given is not None or found.uuid != made:
+    if found is None or not minted or found.uuid != id:
         return None if found is None else Duplicate(found)
     snapshot = (await context.store.load([found.uuid])).get(found.uuid)
     return None if snapshot is None else Submitted(found, public_state(snapshot))
