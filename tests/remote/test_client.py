@@ -51,6 +51,27 @@ async def test_service_calls_reach_the_engine_of_the_server(remote: Engine, insi
         await remote.ping()
 
 
+async def test_a_client_that_will_stop_asks_for_no_new_work(remote: Engine, inside: Engine) -> None:
+    id = await submitted(remote)
+    (claim,) = await remote.claims.claim(W1)
+    waiting = asyncio.ensure_future(remote.claims.claim(W1, max_wait=600))
+    await asyncio.sleep(0)
+    with pytest.raises(Invalid):
+        await remote.shutdown_prepare("soon")
+    assert await remote.shutdown_prepare(60) is True
+    async with asyncio.timeout(60):
+        assert await waiting == []
+    with pytest.raises(Unavailable):
+        await submitted(remote)
+    with pytest.raises(Unavailable):
+        await remote.claims.claim(W1)
+    with pytest.raises(Unavailable):
+        await remote.flows.create("build")
+    await remote.attempts.complete(claim, b"done")
+    assert await remote.views.state(id) == "completed"
+    await submitted(inside)  # the server and its other clients work on
+
+
 async def test_a_tenant_may_ask_whether_the_engine_is_there(tenant: Engine, inside: Engine) -> None:
     await tenant.ping()
     assert await tenant.capabilities() == await inside.capabilities()

@@ -15,7 +15,7 @@ from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.engine import Engine
 from flowfabric.remote.engine import RemoteEngine, RemoteService
-from flowfabric.remote.operations import OPERATIONS, SERVICES, Again, Operation
+from flowfabric.remote.operations import NEW_WORK, OPERATIONS, SERVICES, Again, Operation
 from flowfabric.remote.wire import ANSWERS, ARGUMENTS, travel_of
 
 ROOT = Path(flowfabric.__file__).parent
@@ -54,6 +54,10 @@ def test_everything_that_is_called_can_be_called_through_a_server() -> None:
         for method in vars(cls)
     }
     assert used - set(OPERATIONS) - own == NEEDS_DATABASE
+
+
+def test_new_work_names_operations() -> None:
+    assert set(OPERATIONS) >= NEW_WORK
 
 
 def test_the_remote_engine_has_what_is_used_of_an_engine() -> None:

@@ -114,3 +114,20 @@ def test_a_preflight_allows_known_methods_and_headers(
 def test_empty_members_of_a_list_of_headers_do_not_matter() -> None:
     assert POLICY.preflight(APP, "GET", " , accept ,, ") is not None
     assert POLICY.preflight(APP, "GET", "") is not None
+
+
+def test_a_listed_page_may_use_every_header_of_the_api() -> None:
+    policy = parse_cors("https://app.example.com")
+    asked = "authorization, cache-control, flowfabric-handle, prefer, traceparent"
+    assert policy.preflight("https://app.example.com", "POST", asked) is not None
+
+
+@pytest.mark.parametrize("origins", ["*", "https://app.example.com"])
+def test_a_page_may_read_what_only_headers_say(origins: str) -> None:
+    shown = parse_cors(origins).headers("https://app.example.com")["access-control-expose-headers"]
+    assert {
+        "flowfabric-ignored-fields",
+        "flowfabric-next-cursor",
+        "flowfabric-priority-clamped",
+        "age",
+    } <= set(shown.split(", "))

@@ -5,7 +5,9 @@ import asyncio
 import httpx
 import pytest
 
+from flowfabric.engine.engine import Engine
 from flowfabric.server.context import ServerContext
+from tests.kit.http import client_as
 from tests.server.listening import listening
 
 _OF_ONE_ANSWER = {"x-request-id", "date"}
@@ -64,3 +66,26 @@ async def test_head_needs_what_get_needs(http: httpx.AsyncClient) -> None:
 async def test_options_names_head(http: httpx.AsyncClient) -> None:
     options = await http.options("/healthz")
     assert "HEAD" in options.headers["allow"]
+
+
+async def test_options_names_every_method_of_the_path(http: httpx.AsyncClient) -> None:
+    nothing = "00000000-0000-0000-0000-000000000000"
+    for path, methods in [
+        ("/v1/executions", {"GET", "HEAD", "POST"}),
+        ("/v1/quotas", {"GET", "HEAD", "POST"}),
+        (f"/v1/budgets/{nothing}", {"GET", "HEAD", "PUT", "DELETE"}),
+        (f"/v1/executions/{nothing}/cancel", {"POST"}),
+        ("/", {"GET", "HEAD"}),
+    ]:
+        options = await http.options(path)
+        assert options.status_code == 204
+        assert set(options.headers["allow"].split(", ")) == {*methods, "OPTIONS"}, path
+
+
+async def test_options_tells_a_caller_without_a_token_only_of_public_paths(
+    engine: Engine,
+) -> None:
+    async with client_as(engine, None) as stranger:
+        assert (await stranger.options("/v1/executions")).status_code == 401
+        assert (await stranger.options("/no/such/route")).status_code == 401
+        assert (await stranger.options("/healthz")).status_code == 204

@@ -11,7 +11,7 @@ from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.engine.engine import Engine
 from flowfabric.server.errors import answer_to
-from tests.kit.http import error_of
+from tests.kit.http import NOBODY, error_of
 
 pytestmark = pytest.mark.rules
 
@@ -164,3 +164,35 @@ async def test_a_race_lost_too_often_is_503_with_a_hint(
     refused = error_of(reply, 503)
     assert (refused["kind"], refused["retryable"]) == ("retry_exhausted", True)
     assert reply.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/executions?partition=1&partition=2",
+        "/v1/executions?partition=1&limit=&limit=5",
+        f"/v1/executions/{NOBODY}/attempts/0/stream/tail?after=1-0&block_ms=0&after=2-0",
+        "/v1/executions/search?lane=a&lane=b",
+    ],
+)
+async def test_a_parameter_that_stands_twice_is_refused(http: httpx.AsyncClient, path: str) -> None:
+    """The original refuses it where it reads the query: §1.5"""
+    body = error_of(await http.get(path), 400)
+    assert body["code"] == "invalid_parameter"
+    assert "more than once" in body["error"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/executions?partition=1&other=1&other=2",
+        "/v1/executions?partition=1&request=1&request=2&data=1&data=2",
+        "/v1/executions/search?state=waiting&state=active",
+        "/v1/events?family=lease&family=completion",
+        f"/v1/executions/{NOBODY}/attempts/0/stream?id=1&id=2",
+    ],
+)
+async def test_lists_and_unknown_parameters_may_stand_twice(
+    http: httpx.AsyncClient, path: str
+) -> None:
+    assert (await http.get(path)).status_code == 200

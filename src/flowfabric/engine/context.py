@@ -10,7 +10,7 @@ from uuid import UUID
 from msgspec import Struct, field
 from msgspec.structs import force_setattr
 
-from flowfabric.core.base.errors import NotFound, StoreFull, StoreReadOnly
+from flowfabric.core.base.errors import NotFound, StoreFull, StoreReadOnly, Unavailable
 from flowfabric.core.base.ids import ANYWHERE, ExecutionId
 from flowfabric.core.base.numbers import check_flag, check_whole
 from flowfabric.core.base.text import check_text
@@ -121,6 +121,8 @@ class EngineContext(Struct):
     known_limits: KnownLimits
     known_edges: KnownEdges = field(default_factory=KnownEdges)
     traces: Traces = field(default_factory=Traces)
+    stopping: bool = False
+    """Whether the engine takes no new work: see `Engine.shutdown_prepare`."""
 
 
 class Service:
@@ -134,6 +136,11 @@ class Service:
 
     def _fresh(self) -> UUID:
         return self._context.ids.fresh(self._now())
+
+    def _accept(self) -> None:
+        """Refuses new work if the engine will stop."""
+        if self._context.stopping:
+            raise Unavailable("the engine is stopping; ask another one")
 
     def _jitter(self) -> float:
         return self._context.jitter.random()

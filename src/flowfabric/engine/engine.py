@@ -260,9 +260,13 @@ class Engine:
         return self._context.jitter.random()
 
     async def shutdown_prepare(self, grace: Seconds | None = None) -> bool:
-        """Stops the sweep and the readers of events and output, and finishes what was asked for.
-        False if that takes longer than `grace` seconds: then the rest is left to `close`."""
+        """Takes no new work, stops the sweep and the readers of events and output, and finishes
+        what was asked for. From then on new runs, claims and grants are refused with `Unavailable`;
+        what is running may still be renewed, recorded and ended, and everything be read. False if
+        finishing takes longer than `grace` seconds: then the rest is left to `close`."""
         seconds = None if grace is None else check_seconds(grace, "grace")
+        self._context.stopping = True
+        self.store.hints.wake()  # claims that wait for work end without any
         try:
             async with asyncio.timeout(seconds):
                 await self._finish()

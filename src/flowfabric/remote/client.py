@@ -23,6 +23,7 @@ from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.ids import Ids
 from flowfabric.engine.commit.trace import Traces
 from flowfabric.remote.connection import AnswerLost, Connection
+from flowfabric.remote.operations import NEW_WORK
 from flowfabric.remote.scalars import Misfit, decode_plain, encode_plain
 from flowfabric.remote.wire import (
     LONGEST_WAIT,
@@ -82,6 +83,8 @@ class RemoteClient:
         self._retry_for = retry_for
         self.suspects = True
         self.lanes = False
+        self.stopping = False
+        """Whether new work is refused: see `RemoteEngine.shutdown_prepare`."""
         self._offset = OffsetClock()
         self.clock: Clock = clock or self._offset
         self._ids = Ids()
@@ -94,8 +97,15 @@ class RemoteClient:
         """A new id, minted before the first try of what it names."""
         return self._ids.fresh(self.clock.now())
 
+    def accept(self) -> None:
+        """Refuses new work if this process will stop."""
+        if self.stopping:
+            raise Unavailable("the engine is stopping; ask another one")
+
     async def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the engine behind the server answers."""
+        if name in NEW_WORK:
+            self.accept()
         travel = travel_of(name)
         try:
             answer = await self._send(self._prepare(travel, travel.encode_arguments(args, kwargs)))

@@ -160,6 +160,7 @@ class RemoteClaims(RemoteService):
         self, worker: WorkerIdentity, *, max_wait: Seconds = 0.0, **options: Any
     ) -> list[Claim]:
         """As `Claims.claim`."""
+        self._client.accept()
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + check_seconds(max_wait, "max_wait")
         await self._recover_own()
@@ -170,6 +171,8 @@ class RemoteClaims(RemoteService):
             if found or left <= 0:
                 return found
             await self._hints.wait(min(left, POLL_FLOOR), seen, self._hinted_by())
+            if self._client.stopping:
+                return []
 
     async def recover(self) -> None:
         """As `Claims.recover`, for claims of this process and of the server."""
@@ -519,6 +522,24 @@ class RemoteEngine:
         answer = await self._client.call("engine.prepare", (), {})
         return cast("PrepareApplied | PrepareNoOp", answer)
 
+    async def shutdown_prepare(self, grace: Seconds | None = None) -> bool:
+        """As `Engine.shutdown_prepare`, for what this process asks the server for. The server and
+        its other clients work on."""
+        seconds = None if grace is None else check_seconds(grace, "grace")
+        self._client.stopping = True
+        self.hints.wake()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._finish()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _finish(self) -> None:
+        claims: Any = self.claims  # type: ignore[attr-defined]
+        await claims.drain()
+        await self._client.drain()
+
     @property
     def store(self) -> NoReturn:
         raise Invalid("this needs the database, and this Fabric reaches it through a server only")
@@ -528,8 +549,7 @@ class RemoteEngine:
         if hearing is not None:
             hearing.cancel()
             await asyncio.gather(hearing, return_exceptions=True)
-        claims: Any = self.claims  # type: ignore[attr-defined]
-        await claims.drain()
+        await self._finish()
         await self._client.close()
 
     # -- hints

@@ -379,3 +379,13 @@ _TABLE: list[list[Operation]] = [
 OPERATIONS: Mapping[str, Operation] = {
     operation.name: operation for group in _TABLE for operation in group
 }
+
+NEW_WORK = frozenset(
+    {
+        *(f"executions.{name}" for name in ("submit", "submit_many", "fork")),
+        *(f"flows.{name}" for name in ("create", "declare", "add")),
+        *(f"grants.{name}" for name in ("issue", "issue_reclaim", "find_and_issue")),
+        *(f"grants.{name}" for name in ("claim", "claim_resumed", "try_resume", "take", "reclaim")),
+    }
+)
+"""What an engine that will stop refuses, besides claims, which look again and again."""

@@ -45,6 +45,7 @@ from flowfabric.server.asgi import App
 from flowfabric.server.context import ServerContext
 from flowfabric.server.gateway import Gateway
 from flowfabric.server.limits import RequestLimits
+from flowfabric.server.methods import options_of
 from flowfabric.server.openapi import OPENAPI, describe, openapi_document
 from flowfabric.server.shared_answers import SharedAnswers
 from flowfabric.server.wire import Body, BodyError
@@ -91,7 +92,7 @@ def _routes() -> Litestar:
     """The routes, which know no server: the gateway gives each request the context of its own. To
     prepare them takes a fifth of a second, so all servers of a process share them."""
     return Litestar(
-        HANDLERS,
+        [*options_of(HANDLERS), *HANDLERS],  # of two handlers for OPTIONS the first one counts
         dto=Body,
         return_dto=None,
         middleware=[RequestLimits, SharedAnswers],

@@ -15,12 +15,25 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 HEADERS = (
     "accept",
     "authorization",
+    "cache-control",
     "content-type",
+    "flowfabric-handle",
     "idempotency-key",
     "last-event-id",
+    "prefer",
+    "traceparent",
     "x-request-id",
 )
-EXPOSED = ("retry-after", "x-request-id")
+"""Headers of requests that the API describes."""
+EXPOSED = (
+    "age",
+    "flowfabric-ignored-fields",
+    "flowfabric-next-cursor",
+    "flowfabric-priority-clamped",
+    "retry-after",
+    "x-request-id",
+)
+"""The headers of its answers that say what the body does not; browsers hide all others."""
 MAX_AGE = 600
 """Seconds for which a browser remembers the answer to a preflight."""
 MAX_ORIGINS = 100

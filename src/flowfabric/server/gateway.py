@@ -121,11 +121,12 @@ def _text(headers: dict[bytes, bytes], name: bytes) -> str | None:
 
 
 def _allowing_head(header: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
-    """The same header; `Allow` names HEAD beside GET."""
+    """The same header; `Allow` names HEAD beside GET, and all methods in one order."""
     name, value = header
-    if name.lower() != b"allow" or b"GET" not in value:
+    if name.lower() != b"allow":
         return header
-    return name, value.replace(b"GET", b"GET, HEAD", 1)
+    methods = set(value.split(b", "))
+    return name, b", ".join(sorted(methods | ({b"HEAD"} if b"GET" in methods else set())))
 
 
 class _Answering:

@@ -15,6 +15,7 @@ from flowfabric.server.access import check_scope
 from flowfabric.server.asgi import CONTEXT, App, Message, Receive
 from flowfabric.server.context import ServerContext
 from flowfabric.server.errors import BodyTooLarge, BodyTooSlow
+from flowfabric.server.parameters import check_repeated
 from flowfabric.server.wire import EMPTY, BodyError
 
 DEFAULT_BODY = 64 * 1024
@@ -33,6 +34,8 @@ class RequestLimits:
             return
         check_scope(scope)  # before the body is looked at
         handler: Any = scope["route_handler"]
+        if b"&" in scope["query_string"]:
+            check_repeated(scope, handler)
         has_body = _may_have_body(scope)
         context: ServerContext = scope[CONTEXT]
         seconds = context.options.request_timeout / 1000

@@ -1,8 +1,10 @@
 """What paths and queries name: executions, flows, limits, pages, times to wait, tags."""
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
 from typing import Annotated, Any
+from urllib.parse import parse_qsl
 from uuid import UUID
 
 from litestar import Request
@@ -27,6 +29,8 @@ from flowfabric.server.wire import MAX_U64, read_id, read_uuid_text, same_uuid
 
 MAX_WAIT = 30.0
 MAX_PAGE = 1000
+_NOT_OF_QUERY = frozenset({"request", "data"})
+"""Parameters of handlers that are the request, or its body."""
 
 Cursor = Annotated[str | None, QueryParameter(description="The `next_cursor` of the page before")]
 PageLimit = Annotated[
@@ -83,6 +87,18 @@ def check_digits(request: Request[Any, Any, Any], *names: str) -> None:
         text = request.query_params.get(name)
         if text is not None and not (text.isascii() and text.isdigit() and int(text) <= MAX_U64):
             raise refused_parameter(name, "must be a whole number of at most 64 bits")
+
+
+def check_repeated(scope: Any, handler: Any) -> None:
+    """Refuses a parameter of the query that stands twice, unless it is a list: two readers would
+    disagree about which one counts. Parameters that the route does not have are not looked at."""
+    pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    twice = {name for name, count in Counter(name for name, _ in pairs).items() if count > 1}
+    for field in handler.parsed_fn_signature.parameters.values() if twice else ():
+        name = getattr(field.kwarg_definition, "name", None) or field.name
+        elsewhere = name in _NOT_OF_QUERY or name in scope["path_params"]
+        if name in twice and not elsewhere and not field.is_non_string_sequence:
+            raise refused_parameter(name, "stands more than once")
 
 
 def refused_parameter(name: str, message: str) -> ValidationException:

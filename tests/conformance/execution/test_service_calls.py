@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from flowfabric.core.base.errors import Invalid, Unavailable
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.service_calls import PrepareApplied, PrepareNoOp
 from flowfabric.store.clock import ManualClock
@@ -96,3 +97,39 @@ async def test_an_engine_that_will_stop_finishes_what_it_was_asked_for(lab: Lab)
     assert not lab.engine.sweep.is_running
     assert await lab.engine.shutdown_prepare() is True
     assert await lab.engine.views.state(await submitting) == "waiting"  # `close` comes later
+
+
+@pytest.mark.inside
+async def test_an_engine_that_will_stop_takes_no_new_work_and_lets_its_own_end(lab: Lab) -> None:
+    id = await lab.submit()
+    waiting = await lab.submit()
+    claim = await lab.claim_one()
+    assert await lab.engine.shutdown_prepare(60) is True
+    with pytest.raises(Unavailable):
+        await lab.submit()
+    with pytest.raises(Unavailable):
+        await lab.engine.executions.submit_many([])
+    with pytest.raises(Unavailable):
+        await lab.engine.executions.fork(id)
+    with pytest.raises(Unavailable):
+        await lab.engine.flows.create("build")
+    with pytest.raises(Unavailable):
+        await lab.engine.claims.claim(WorkerIdentity("w", "w-1"))
+    with pytest.raises(Unavailable):
+        await lab.engine.grants.issue(waiting, "w")
+    with pytest.raises(Unavailable):
+        await lab.engine.grants.take(waiting)
+    await lab.engine.claims.renew(claim)
+    await lab.engine.attempts.complete(claim, b"done")
+    assert await lab.engine.views.state(waiting) == "waiting"
+
+
+@pytest.mark.inside
+async def test_a_claim_that_waits_for_work_ends_when_the_engine_will_stop(lab: Lab) -> None:
+    claiming = asyncio.ensure_future(
+        lab.engine.claims.claim(WorkerIdentity("w", "w-1"), max_wait=600)
+    )
+    await asyncio.sleep(0)
+    assert await lab.engine.shutdown_prepare(60) is True
+    async with asyncio.timeout(60):
+        assert await claiming == []

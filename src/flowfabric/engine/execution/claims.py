@@ -200,6 +200,7 @@ class Claims(Service):
         A caller that may lose the reply gives a `key`: the same worker and instance that repeat
         the call with it, at any process, get what it took and still holds, and no more than
         `limit` in all. With an `id` that the caller has made, `taken` tells what the call took."""
+        self._accept()
         names, weights = check_lanes(lanes), _weights(lanes)
         call = self._call(worker, names, capabilities, kinds, limit, ttl, namespace, suspects)
         if id is not None:
@@ -379,6 +380,8 @@ class Claims(Service):
                     observer.claimed([item.snapshot for item in taken])
                 return taken
             remaining = give_up_at - loop.time()
+            if self._context.stopping:
+                return []
             if remaining > 0:
                 # All callers look at the same moments, so that they share the statement.
                 next_look = POLL_FLOOR - loop.time() % POLL_FLOOR

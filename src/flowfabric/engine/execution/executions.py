@@ -94,6 +94,7 @@ class Executions(Service):
         """Creates an execution. If the key or id exists, returns `Duplicate` and changes nothing.
         `fresh` is a new id that the caller has made before its first try: a repeat with the same
         one gets the first answer."""
+        self._accept()
         try:
             creation = self._create(submission, fresh)
             await self._context.known_limits.check(creation.snapshot.execution.rules)
@@ -110,6 +111,7 @@ class Executions(Service):
         """Creates many executions and answers in order. All are checked before the first is
         written; each is written on its own, so that an interrupted call can be repeated with the
         same keys, or with the same `fresh` ids (see `submit`)."""
+        self._accept()
         if not isinstance(submissions, Iterable):
             raise Invalid(f"submissions must be a list, not {type(submissions).__name__}")
         given = [parse_uuid(id, "fresh id") for id in check_items(fresh, "fresh")]
@@ -192,6 +194,7 @@ class Executions(Service):
     ) -> Submitted | Duplicate:
         """Creates an execution like this one, in any state, that has recorded what this one has
         before a step; without a step it has recorded nothing. `fresh` as in `submit`."""
+        self._accept()
         wanted = None if from_step is None else check_reference(from_step)
         given = check_kind_of(changes, ForkChanges, "changes")
         snapshot = present(await self._load(id), id)

@@ -315,6 +315,7 @@ class Grants(Service):
         key: str | None = None,
         attempt: NewAttempt = AS_PLANNED,
     ) -> Taking:
+        self._accept()
         id = self._fresh() if lease_id is None else parse_uuid(lease_id, "lease")
         grant = None if key is None else grant_id_from_key(key)
         return Taking(id, check_known(worker), check_ttl(ttl), check_new_attempt(attempt), grant)
@@ -327,6 +328,7 @@ class Grants(Service):
         key: str | None,
         notes: GrantNotes,
     ) -> Grantee:
+        self._accept()
         span = check_span(ttl, "grant ttl", 1, MAX_GRANT)
         offered = frozenset(check_capabilities(capabilities, "worker"))
         known = check_known(worker) if isinstance(worker, WorkerIdentity) else None

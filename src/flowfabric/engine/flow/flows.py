@@ -150,6 +150,7 @@ class Flows(Service):
     ) -> FlowCreated | AlreadySatisfied:
         """An open flow without members; seal it when the graph is complete. One that is `eager` is
         not sealed: its members run as soon as their own edges allow."""
+        self._accept()
         new = replace(self._new(kind, id, namespace, tags), eager=check_flag(eager, "eager"))
 
         async def decide(
@@ -177,6 +178,7 @@ class Flows(Service):
         """The whole graph in one call. It is checked before anything is written; what cannot run
         is refused as a whole. Declaring the same graph under the same id again is harmless, and
         finishes what an interrupted call began."""
+        self._accept()
         wanted = check_graph(graph)
         new = self._new(kind, id, namespace, tags)
         now = self._now()
@@ -205,6 +207,7 @@ class Flows(Service):
     async def add(self, flow: UUID, submission: Submission) -> Added | AlreadyMember:
         """A new execution as a member; held until the flow is sealed, if it is not yet. With a
         known key it is the one that was added before."""
+        self._accept()
         key = parse_uuid(flow, "flow")
         wanted = check_kind_of(submission, Submission, "submission")
         found = open_flow(await find(self._context.store, FLOWS, key), key)
