@@ -115,8 +115,11 @@ class Executions(Service):
         given = [parse_uuid(id, "fresh id") for id in check_items(fresh, "fresh")]
         pairs = zip(submissions, chain(given, repeat(None)), strict=False)
         creations = deque(self._create(submission, id) for submission, id in pairs)
+        limits = self._context.known_limits
         for creation in creations:
-            await self._context.known_limits.check(creation.snapshot.execution.rules)
+            policy = creation.snapshot.execution.policy
+            if policy is not None and not limits.known(policy):
+                await limits.check(policy)
         answers: list[Submitted | Duplicate] = []
         while creations:  # what is written need not be kept
             count = min(_CHUNK, len(creations))

@@ -10,8 +10,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Flags, Gate, Ready, Snapshot, Start, Waiting
 from flowfabric.core.execution.submission import Creation
-from flowfabric.core.limit.at_submission import Admissions
-from flowfabric.core.limit.quota import queue_of
+from flowfabric.core.limit.at_submission import NOT_ADMITTED, Admissions
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
 from flowfabric.store.postgres.session import PostgresSession, columns, insert_new
@@ -38,7 +37,6 @@ _NOT_READY = (None, None, None, None, None, None)
 _WIDTH = len(EXECUTION) + 1 + len(_NOT_READY)
 _SHARED = (EXECUTION.index("route"), len(EXECUTION) + 1, len(EXECUTION) + 2)
 """Route, lead and flags are mostly the same for all."""
-NOT_ADMITTED: Mapping[int, Snapshot] = {}
 _PARKED = COLUMNS[StateTable.PARKED]
 _SHARED_PARKED = tuple(
     map(_PARKED.index, ("version", "epoch", "flags", "attempt", "start", "gate"))
@@ -305,7 +303,7 @@ def _first_part(snapshot: Snapshot, admitted: Mapping[int, Snapshot]) -> Row:
     if isinstance(state, Ready):
         hold = state.hold
     elif isinstance(state, Waiting) and state.gate is Gate.LIMIT:
-        queue = queue_of(execution.uses)
+        queue = execution.rules.queue
         if (ready := admitted.get(execution.uuid.int)) is not None:
             at = execution.created_at + ready.head.rank - head.rank
     else:

@@ -50,7 +50,7 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.policy import read_policy, write_policy
 from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.submission import Creation
-from flowfabric.core.limit.quota import budget_queue, code_queue, queue_of
+from flowfabric.core.limit.quota import budget_queue, code_queue
 from flowfabric.store.readable import UNREADABLE, unreadable
 
 
@@ -252,7 +252,7 @@ def queue_number(snapshot: Snapshot) -> int | None:
         # The one that most rows are comes first.
         case Ready() | Lost() | Active() | Waiting(gate=Gate.LIMIT):
             limited = int(snapshot.head.flags) & _LIMITS
-            return queue_of(snapshot.execution.uses) if limited else None
+            return snapshot.execution.rules.queue if limited else None
         case Waiting(gate=Gate.BUDGET):
             return budget_queue(snapshot.life.budget or "")
         case Waiting(gate=Gate.BLOCKED) if is_blocked_by_code(snapshot):
