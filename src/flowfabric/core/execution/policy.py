@@ -8,7 +8,7 @@ creates an execution with fewer restrictions. A document from the store goes thr
 
 import json
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Annotated, Any
 
 import msgspec
@@ -29,7 +29,7 @@ from flowfabric.core.execution.retry import (
 )
 from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.limit.budget import check_budget_names
-from flowfabric.core.limit.quota import Use, check_uses
+from flowfabric.core.limit.quota import Use, check_uses, queue_of
 from flowfabric.core.wait.model import MAX_SIGNALS, Behaviour
 
 MAX_POLICY = 1 << 16
@@ -86,7 +86,7 @@ class CleanupPolicy(Document, frozen=True, kw_only=True):
     cleanup_timeout_ms: Timeout = CLEANUP_TIME
 
 
-class Policy(Document, frozen=True, kw_only=True):
+class Policy(Document, frozen=True, kw_only=True, dict=True):
     """The whole document. `fallback_policy` is stored as given and has no effect."""
 
     priority: Priority = 0
@@ -135,6 +135,11 @@ class Policy(Document, frozen=True, kw_only=True):
         return (
             None if self.cleanup_policy is None else _span(self.cleanup_policy.cleanup_timeout_ms)
         )
+
+    @cached_property
+    def queue(self) -> int:
+        """The number of the line before its quotas. Runs share their policy, so it is kept."""
+        return queue_of(self.quotas)
 
     @property
     def capabilities(self) -> tuple[str, ...]:
@@ -196,7 +201,7 @@ _parsed: dict[int, tuple[Policy, bytes]] = {}
 
 def _text_of(policy: Policy) -> bytes | None:
     known = _parsed.get(id(policy))
-    return known[1] if known is not None and known[0] is policy else None
+    return None if known is None else known[1]
 
 
 @lru_cache(maxsize=_CACHED)

@@ -16,8 +16,9 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Gate, Ready, Route, Snapshot, Waiting
 from flowfabric.core.execution.submission import Creation
 from flowfabric.core.limit.known_quota import KnownQuota
-from flowfabric.core.limit.quota import queue_of
 from flowfabric.core.limit.release import moment_after
+
+NOT_ADMITTED: Mapping[int, Snapshot] = {}
 
 _RANK = attrgetter("head.rank")
 
@@ -58,11 +59,12 @@ def at_submission(
     full: set[int] = set()
     for snapshot in sorted(filter(waits_at_limit, snapshots), key=_RANK):
         execution = snapshot.execution
-        uses = execution.uses
-        quota = uses[0].quota
-        if len(uses) > 1 or quota not in known or (closed and execution.route in closed):
+        policy = execution.policy
+        if policy is None or len(policy.quotas) > 1 or (closed and execution.route in closed):
             continue
-        queue = queue_of(uses)
+        quota, queue = policy.quotas[0].quota, policy.queue
+        if quota not in known:
+            continue
         room = known[quota].room.get(queue)
         if room is None:
             continue

@@ -35,14 +35,15 @@ class KnownQuota:
         A worked example, a key with one slot: the ending of A is on its way, a look counts the
         line, finds A gone, and admits B. Then the answer of the ending arrives. To count its
         slot again would admit C beside B."""
+        known, given_back, counted_by = self.room, self._given_back, self._counted_by
         for queue in queues:
-            room = self.room.get(queue)
-            if room is None or looks < self._counted_by[queue]:
+            room = known.get(queue)
+            if room is None or looks < counted_by[queue]:
                 self.forget((queue,))
             elif room:
-                self.room[queue] = room + 1
+                known[queue] = room + 1
             else:
-                self._given_back[queue] = self._given_back.get(queue, 0) + 1
+                given_back[queue] = given_back.get(queue, 0) + 1
 
     def take(self, lines: Mapping[int, int]) -> None:
         """So many new runs of each line are sent to be admitted. In a line that has no room then,
@@ -77,11 +78,12 @@ class KnownQuota:
         """Those of the lines that a look is needed at, if the version stands, each with the slots
         that it can give away; None if they must be counted."""
         asked: dict[int, int | None] = {}
+        known, given_back = self.room, self._given_back
         for queue in queues:
-            if queue not in self.room:
+            if queue not in known:
                 asked[queue] = None
-            elif given_back := self._given_back.pop(queue, 0):
-                asked[queue] = given_back
+            elif free := given_back.pop(queue, 0):
+                asked[queue] = free
         self._asked = set(asked)
         return asked
 

@@ -30,6 +30,7 @@ from flowfabric.store.contract import Store
 from flowfabric.store.hints import NOTHING, Topic, Topics
 
 _LIMITS = int(Flags.LIMITS)
+_WITH_SLOT = (Ready, Lost, Active)
 
 
 class Commit(Struct, frozen=True, kw_only=True):
@@ -182,9 +183,9 @@ class _Effects:
 
     def _add_limited(self, before: Snapshot, after: Snapshot) -> None:
         """One with limits that gave a slot back, or waits for one."""
-        if isinstance(after.state, Ready | Lost | Active):
+        if isinstance(after.state, _WITH_SLOT):
             return
-        if isinstance(before.state, Ready | Lost | Active):
+        if isinstance(before.state, _WITH_SLOT):
             freed = self._freed if isinstance(after.state, Ended) else self._limited
             freed.append(after.execution)
         elif _waits_for_limits(after):

@@ -340,11 +340,14 @@ async def _repeats(
 ) -> dict[int, Submitted | Duplicate]:
     """Checks the limits of many. The answers, by place, to those that use a limit that is gone but
     were written before: a repeat gets the first answer."""
-    found: dict[int, Submitted | Duplicate] = {}
+    limits, found = context.known_limits, dict[int, Submitted | Duplicate]()
     for place, creation in enumerate(creations):
         execution = creation.snapshot.execution
+        policy = execution.policy
+        if policy is None or limits.known(policy):
+            continue
         try:
-            await context.known_limits.check(execution.rules)
+            await limits.check(policy)
         except NotFound:
             id, namespace = execution.uuid, execution.route.namespace
             first = await _known(context, id, namespace, creation.key, creation.minted)

@@ -24,14 +24,18 @@ class KnownLimits:
         self.quotas: set[str] = set()
         self.budgets: set[str] = set()
 
+    def known(self, policy: Policy) -> bool:
+        """Whether all quotas and budgets of a policy are known to exist."""
+        if not policy.quotas and not policy.budget_ids:
+            return True
+        return self.quotas.issuperset(map(_QUOTA, policy.quotas)) and self.budgets.issuperset(
+            policy.budget_ids
+        )
+
     async def check(self, policy: Policy, *, declared: bool = True) -> None:
         """Raises NotFound for the first quota or budget of a policy that does not exist. Without
         `declared` quotas that tasks declare for themselves need not exist yet."""
-        if not policy.quotas and not policy.budget_ids:
-            return
-        if self.quotas.issuperset(map(_QUOTA, policy.quotas)) and self.budgets.issuperset(
-            policy.budget_ids
-        ):
+        if self.known(policy):
             return
         new_budgets = [name for name in policy.budget_ids if name not in self.budgets]
         new_quotas = [

@@ -18,7 +18,7 @@ from flowfabric.core.base.errors import FlowFabricError, RetryExhausted
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Execution, Gate, Route, Snapshot, Waiting
 from flowfabric.core.limit.known_quota import KnownQuota
-from flowfabric.core.limit.quota import Quota, Uses, queue_of
+from flowfabric.core.limit.quota import Quota, Uses
 from flowfabric.core.limit.release import QuotaView, Release, release, starts_back
 from flowfabric.core.limit.unclaimable import Unclaimable
 from flowfabric.engine.commit.background import Background
@@ -87,8 +87,8 @@ class Releases(Service):
         lines: dict[str, list[int]] = {}
         met: dict[int, Uses] = {}
         for execution in executions:
-            uses = execution.uses
-            queue = queue_of(uses)
+            rules = execution.rules
+            uses, queue = rules.quotas, rules.queue
             if len(uses) > 1:
                 self._shared.update(_shared_by(uses))
             for use in uses:

@@ -10,8 +10,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Flags, Gate, Ready, Snapshot, Start, Waiting
 from flowfabric.core.execution.submission import Creation
-from flowfabric.core.limit.at_submission import Admissions
-from flowfabric.core.limit.quota import queue_of
+from flowfabric.core.limit.at_submission import NOT_ADMITTED, Admissions
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide
 from flowfabric.store.postgres.session import PostgresSession, columns, insert_new
@@ -42,7 +41,6 @@ _OF_READY = (*range(7), *range(8, 12))
 _BESIDE_READY = (7, 12, 17, 31, 33, 37)
 """Of `values_of`: the columns of executions that wait for a worker only, and those that tell of
 anything else: a key, a row of `parked`, a deadline, tags, a queue."""
-NOT_ADMITTED: Mapping[int, Snapshot] = {}
 _PARKED = COLUMNS[StateTable.PARKED]
 _SHARED_PARKED = tuple(
     map(_PARKED.index, ("version", "epoch", "flags", "attempt", "start", "gate"))
@@ -316,7 +314,7 @@ def _first_part(snapshot: Snapshot, admitted: Mapping[int, Snapshot]) -> Row:
     if isinstance(state, Ready):
         hold = state.hold
     elif isinstance(state, Waiting) and state.gate is Gate.LIMIT:
-        queue = queue_of(execution.uses)
+        queue = execution.rules.queue
         if (ready := admitted.get(execution.uuid.int)) is not None:
             at = execution.created_at + ready.head.rank - head.rank
     else:

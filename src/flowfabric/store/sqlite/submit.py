@@ -8,23 +8,27 @@ from msgspec.json import encode
 
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Ready
+from flowfabric.core.execution.model import Ready, Snapshot
 from flowfabric.core.execution.submission import Creation
-from flowfabric.core.limit.at_submission import Admissions
+from flowfabric.core.limit.at_submission import NOT_ADMITTED, Admissions
 from flowfabric.store.queries import InboxEntry
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.sqlite.session import SqliteSession, id_bytes, keyed, read_uuid
 
 
 def submit(
-    session: SqliteSession, creations: Sequence[Creation], now: Millis
+    session: SqliteSession,
+    creations: Sequence[Creation],
+    now: Millis,
+    admitted: Mapping[int, Snapshot] = NOT_ADMITTED,
 ) -> list[ExecutionId | None]:
     by_id = {creation.snapshot.execution.uuid.bytes: creation for creation in creations}
     known = _known(session, by_id, now)
     if known:
-        _insert(session, {id: item for id, item in by_id.items() if id not in known})
+        new = {id: item for id, item in by_id.items() if id not in known}
+        _insert(session, new, admitted)
     else:
-        _insert(session, by_id)
+        _insert(session, by_id, admitted)
     return [known.get(id) for id in by_id]
 
 
@@ -41,7 +45,7 @@ def submit_and_admit(
         return submit(session, creations, now), False
     names = encode(list(admissions.versions)).decode()
     session.execute("counted_quotas", {"names": names})
-    return submit(session, admissions.written(creations), now), True
+    return submit(session, creations, now, admissions.admitted), True
 
 
 def read_id(session: SqliteSession, row: Sequence[Any]) -> ExecutionId:
@@ -111,13 +115,20 @@ def admit(session: SqliteSession, creations: Sequence[Creation], now: Millis) ->
     return len(here)
 
 
-def _insert(session: SqliteSession, creations: Mapping[bytes, Creation]) -> None:
+def _insert(
+    session: SqliteSession,
+    creations: Mapping[bytes, Creation],
+    admitted: Mapping[int, Snapshot] = NOT_ADMITTED,
+) -> None:
+    """Those of `admitted`, by the numbers of their ids, as they are there."""
     executions: list[rows.Row] = []
     ready: list[rows.Row] = []
     parked: list[rows.Row] = []
     names = session.names
     for creation in creations.values():
         snapshot = creation.snapshot
+        if admitted:
+            snapshot = admitted.get(snapshot.execution.uuid.int, snapshot)
         session.intern_route(snapshot.execution.route)
         place = ready if isinstance(snapshot.state, Ready) else parked
         place.append(rows.state_row(snapshot, names, id_bytes))
