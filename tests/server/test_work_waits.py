@@ -135,6 +135,17 @@ async def test_a_waitpoint_of_another_run(worker: HttpWorker) -> None:
         assert (answer["outcome"], answer["suspension_id"]) == ("suspended", shared)
 
 
+async def test_a_waitpoint_keeps_the_key_it_was_made_with(worker: HttpWorker) -> None:
+    """E-T229: an answer never names another key than the waitpoint has."""
+    claim = await worker.take()
+    id = str(fresh())
+    made = await worker.do(claim, "waitpoints", waitpoint_key="payment", waitpoint_id=id)
+    other = await worker.post(claim, "waitpoints", waitpoint_key="refund", waitpoint_id=id)
+    assert error_of(other) == (409, "waitpoint_already_exists")
+    repeat = await worker.do(claim, "waitpoints", waitpoint_key="payment", waitpoint_id=id)
+    assert repeat == made
+
+
 async def test_a_used_waitpoint_is_not_made_again(worker: HttpWorker) -> None:
     claim = await worker.take()
     id = claim["execution_id"]

@@ -266,6 +266,22 @@ async def test_a_rotation_has_to_make_sense(lab: Lab) -> None:
     assert await rotate("a", "ab", grace=Millis(2**53 - 1)) == Rotated(None, "a", 0)
 
 
+@pytest.mark.rules
+@pytest.mark.parametrize("grace", ["soon", timedelta(-1), Millis(-1)])
+async def test_the_first_fault_of_a_rotation_is_reported(
+    lab: Lab, grace: str | timedelta | Millis
+) -> None:
+    """E-T306: key id, secret, grace, however the grace is given"""
+    rotate = lab.engine.keys.rotate
+    with pytest.raises(InvalidKid):
+        await rotate("a:b", "zz", grace=grace)
+    with pytest.raises(InvalidSecretHex):
+        await rotate("a", "zz", grace=grace)
+    with pytest.raises(InvalidGrace) as refused:
+        await rotate("a", A, grace=grace)
+    assert "invalid_input" not in str(refused.value)
+
+
 # -- tokens across rotations
 
 

@@ -11,6 +11,7 @@ local variable of a function that raises, since a traceback may be recorded with
 import hashlib
 import hmac
 import re
+from datetime import timedelta
 from typing import Any
 
 from msgspec import Struct, field
@@ -27,7 +28,7 @@ from flowfabric.core.base.errors import (
     InvalidToken,
     RotationConflict,
 )
-from flowfabric.core.base.time import Millis
+from flowfabric.core.base.time import Millis, Span, check_span
 
 MAX_KID = 256
 # A token travels in headers and addresses, and its kid ends at the first colon.
@@ -126,7 +127,7 @@ def seed(
 
 
 def rotate(
-    ring: Keyring, kid: str, secret: str, grace: Millis, now: Millis
+    ring: Keyring, kid: str, secret: str, grace: Span, now: Millis
 ) -> tuple[Keyring, Rotated | Noop]:
     """Makes `kid` the current key; the previous one verifies until `now + grace`, inclusive.
 
@@ -138,14 +139,14 @@ def rotate(
     del secret
     check_kid(kid)
     _check_secret(key, least=2, most=MAX_SECRET_DIGITS)
-    _check_grace(grace)
+    span = check_grace(grace)
     valid = {old: was for old, was in ring.keys.items() if verifies(ring, old, now)}
     if kid in valid and not _same_secret(valid[kid], key):
         raise RotationConflict("this key id is known with another secret")
     if kid == ring.current:
         return ring, Noop(kid)
     kept = {
-        old: replace(was, until=Millis(now + grace)) if old == ring.current else was
+        old: replace(was, until=Millis(now + span)) if old == ring.current else was
         for old, was in valid.items()
     }
     rotated = replace(ring, current=kid, keys={**kept, kid: key})
@@ -245,9 +246,16 @@ def _check_secret(key: Key, *, least: int, most: int) -> None:
         raise InvalidSecretHex(f"a secret is {count} hexadecimal digits")
 
 
-def _check_grace(grace: object) -> None:
+def check_grace(grace: Span) -> Millis:
+    """A grace period in milliseconds."""
+    if isinstance(grace, str | timedelta):
+        try:
+            return check_span(grace, "grace")
+        except Invalid as error:
+            raise InvalidGrace(error.detail) from None
     if type(grace) is not int or not 0 <= grace <= MAX_GRACE:
         raise InvalidGrace("a grace period is a whole number of milliseconds, 0 to 2^53 - 1")
+    return Millis(grace)
 
 
 def _same_secret(one: Key, other: Key) -> bool:

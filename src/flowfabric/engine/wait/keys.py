@@ -7,12 +7,10 @@ a second; one that meets a key it does not know looks at once.
 import logging
 import secrets
 from collections.abc import Callable
-from datetime import timedelta
 from typing import TypeVar
 
 from flowfabric.core.access.token import check_by
-from flowfabric.core.base.errors import Invalid, InvalidGrace
-from flowfabric.core.base.time import Millis, Span, check_span
+from flowfabric.core.base.time import Millis, Span
 from flowfabric.core.wait import keyring as rules
 from flowfabric.core.wait.keyring import (
     EMPTY_RING,
@@ -130,16 +128,6 @@ def _opened(stored: SealedKeyring | None) -> Keyring:
     return rules.read_ring(None if stored is None else stored.doc)
 
 
-def _grace(value: Span) -> Millis:
-    """A grace period as the rule takes it, which checks the number."""
-    if not isinstance(value, str | timedelta):
-        return Millis(value)
-    try:
-        return check_span(value, "grace")
-    except Invalid as error:
-        raise InvalidGrace(str(error)) from None
-
-
 class Keys:
     """`engine.keys`"""
 
@@ -167,12 +155,12 @@ class Keys:
     ) -> Rotated | Noop:
         """Signs with a new key from now on; the previous one verifies for `grace`: `"7d"`, a
         `timedelta`, or milliseconds."""
-        span, who = _grace(grace), check_by(by)
+        who = check_by(by)
         answer = await self._ring.change(
-            lambda ring, now: rules.rotate(ring, kid, secret, span, now)
+            lambda ring, now: rules.rotate(ring, kid, secret, grace, now)
         )
         if isinstance(answer, Rotated):
-            rest = {"previous": answer.previous, "grace": span}
+            rest = {"previous": answer.previous, "grace": rules.check_grace(grace)}
             await self._audit.write("key.rotated", kid, by=who, detail=rest)
         return answer
 

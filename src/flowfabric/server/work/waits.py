@@ -42,7 +42,16 @@ async def make_waitpoint(lease: PresentedLease, data: MakeWaitpoint) -> Waitpoin
     token = await suspensions.token(lease.id, id)
     if token is None:
         raise WaitpointExists(f"waitpoint {id} belongs to another run, or was used and is closed")
+    if await _key_of(lease, id) != data.waitpoint_key:
+        raise WaitpointExists(f"waitpoint {id} was made with another key")
     return WaitpointMade(str(id), data.waitpoint_key, token.reveal())
+
+
+async def _key_of(lease: PresentedLease, id: UUID) -> str | None:
+    """The key of an open waitpoint of the run; None if it has no such one."""
+    before = UUID(int=id.int - 1) if id.int else None
+    found = await lease.engine.suspensions.waitpoints(lease.id, after=before, limit=1)
+    return next((each.key for each in found if each.id == id), None)
 
 
 async def suspend(lease: PresentedLease, data: SuspendRun) -> RunSuspended:
