@@ -38,12 +38,10 @@ from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode
 from flowfabric.core.flow.grow import AlreadyStaged, Applied, Staged
 from flowfabric.core.flow.join import AnyOf, Edge, JoinState, On, Quorum
 from flowfabric.core.flow.model import FlowState
-from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.flow.flows import FlowCreated
 from flowfabric.store.rows.flow import read_edge
 from tests.kit.flow_lab import declare
 from tests.kit.flowing import Growing, counters, join_of, kept, neighbours, replay, unknown
-from tests.kit.lab import W2, Lab
+from tests.kit.lab import Lab
 from tests.kit.race import Race
 from tests.kit.signalling import fresh
 from tests.kit.situations import LIVING, Situation, completions, described, load
@@ -475,87 +473,6 @@ async def test_an_edge_into_a_join_that_has_fired_is_refused(lab: Lab) -> None:
     await refused(flow, flow.link("b>child"), InvalidGraph)
     assert await lab.state(flow["child"]) is PublicState.WAITING
     await flow.complete("child")
-    await refused(flow, flow.link("b>child"), InvalidGraph)
-
-
-async def eager(lab: Lab, *names: str) -> Growing:
-    """A flow that is not sealed: its members run as soon as their own edges allow."""
-    made = await lab.engine.flows.create("nightly", eager=True)
-    assert isinstance(made, FlowCreated)
-    flow = Growing(lab, made.id, {})
-    for name in names:
-        await flow.add(name)
-    return flow
-
-
-async def test_edges_are_added_one_by_one_while_upstreams_end(lab: Lab) -> None:
-    """I-10, I-12, coordination.md 1.5: each further edge of a flow that is not sealed gates the
-    child again, until a worker has it"""
-    flow = await eager(lab, "a", "b", "c", "child")
-    await flow.complete("a")
-    await flow.link("a>child")
-    assert await lab.state(flow["child"]) is PublicState.WAITING
-    await flow.link("b>child")
-    assert await lab.state(flow["child"]) is PublicState.WAITING_CHILDREN
-    await flow.complete("b")
-    claim = await flow.take("child")
-    await flow.link("c>child")
-    assert await lab.state(flow["child"]) is PublicState.ACTIVE
-    await flow.complete("c")
-    assert await counters(flow, "child") == (3, 3, 0, 0)
-    await lab.complete(claim)
-    await flow.check()
-
-
-async def test_a_further_edge_and_a_claim_of_another_engine_at_once(
-    lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """I-12, I-15: the claim was faster, so the child runs; if it is replayed it waits"""
-    flow = await eager(lab, "a", "b", "child")
-    await flow.complete("a")
-    await flow.link("a>child")
-    claims: list[Claim] = []
-
-    async def take() -> None:
-        claims.extend(await second_lab.claim(W2, limit=2))
-
-    race = Race(lab, monkeypatch)
-    race.before("apply_flow", take)
-    await flow.link("b>child")
-    assert (race.left, await lab.state(flow["child"])) == (0, PublicState.ACTIVE)
-    await second_lab.complete(next(each for each in claims if each.id == flow["child"]))
-    assert (await join_of(flow, "child")).state is JoinState.PENDING
-    assert await replay(flow, "child") == [PublicState.WAITING_CHILDREN]
-    await second_lab.complete(next(each for each in claims if each.id == flow["b"]))
-    await flow.settled()
-    await flow.complete("child")
-    await flow.check()
-
-
-async def test_edges_are_added_one_by_one_though_an_upstream_has_failed(lab: Lab) -> None:
-    """I-8, I-13, I-15: the child is skipped with the first of them; the others are counted"""
-    flow = await eager(lab, "a", "b", "c", "child")
-    await flow.fail("a")
-    await flow.complete("b")
-    for word in ("a>child", "b>child", "c>child"):
-        await flow.link(word)
-    await flow.complete("c")
-    assert await counters(flow, "child") == (3, 2, 1, 0)
-    assert await completions(lab, flow["child"]) == [Outcome.SKIPPED]
-    assert (await join_of(flow, "child")).state is JoinState.IMPOSSIBLE
-    assert await replay(flow, "child") == [PublicState.WAITING_CHILDREN]
-    await flow.check()
-
-
-async def test_an_edge_into_any_of_that_has_fired_is_refused_without_a_seal_as_well(
-    lab: Lab,
-) -> None:
-    """F-13"""
-    flow = await eager(lab, "a", "b", "child")
-    await lab.engine.flows.set_join(flow.id, flow["child"], AnyOf())
-    await flow.complete("a")
-    await flow.link("a>child")
-    await flow.settled()
     await refused(flow, flow.link("b>child"), InvalidGraph)
 
 

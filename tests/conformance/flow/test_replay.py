@@ -1,6 +1,7 @@
 """Replaying members of flows, and whole flows. §1.16, F-14, F-17, C-T76, C-T77, I-15, I-22."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,9 +12,12 @@ from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.flow.join import AnyOf, Join, JoinState, On, Quorum, Rest
 from flowfabric.core.flow.model import FlowState
-from tests.kit.flow_lab import Drawn, declare, fresh
-from tests.kit.flowing import after_commit, replay, replay_all
+from flowfabric.core.flow.progress import Settlement, needed_to_settle
+from flowfabric.core.flow.progress import settle as settle_edges
+from tests.kit.flow_lab import Drawn, declare, fresh, settle
+from tests.kit.flowing import after_commit, die_after_commits, replay, replay_all
 from tests.kit.lab import Lab
+from tests.kit.race import Race
 from tests.kit.situations import described
 
 SUCCESS, FAILED, SKIPPED = Outcome.SUCCESS, Outcome.FAILED, Outcome.SKIPPED
@@ -25,6 +29,66 @@ async def join_of(drawn: Drawn, name: str) -> Join:
 
 
 # -- one member
+
+
+@pytest.mark.inside
+async def test_a_member_is_replayed_while_its_upstream_fails(
+    lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-14, I-9: the ending that made its join impossible is from before the replay, so the member
+    waits for the next one; the edge that was settled before stays counted"""
+    drawn = await declare(lab, "a>c", "b>c")
+    await drawn.complete("a")
+    await lab.engine.executions.cancel(drawn["c"], reason="enough")
+    await drawn.settled()
+    claim = await drawn.take("b")
+    race = Race(lab, monkeypatch)
+
+    async def ends() -> None:
+        await second_lab.fail(claim, "permanent")
+        await settle(second_lab.engine)
+
+    race.before("apply", ends)
+    assert await replay(drawn, "c") == [PublicState.WAITING_CHILDREN]
+    await drawn.settled()
+    assert (race.left, await lab.state(drawn["c"])) == (0, PublicState.WAITING_CHILDREN)
+    await replay(drawn, "b")
+    await drawn.complete("b", "c")
+    assert (await drawn.check()).state is FlowState.COMPLETED
+
+
+@pytest.mark.inside
+async def test_a_replay_is_decided_together_with_an_ending(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I-7, I-9: the ending makes the join impossible, and the replay follows in the same write: no
+    edge that was settled before is forgotten"""
+    drawn = await declare(lab, "a>c", "b>c")
+    await drawn.complete("a")
+    await lab.engine.executions.cancel(drawn["c"], reason="enough")
+    await drawn.settled()
+    die_after_commits(lab, monkeypatch)
+    await lab.fail(await drawn.take("b"), "permanent")
+    monkeypatch.undo()
+    edges = await lab.engine.flow_views.edges(drawn.id, upstream=drawn["b"])
+    ending = (Settlement(edges[0].edge.id, FAILED),)
+    decisions = lab.engine.executions._context.decisions
+    honest, first = decisions.decide_loaded, [True]
+
+    def together(id: Any, rule: Any, needs: Any) -> Any:
+        if first and first.pop():
+            brought = partial(settle_edges, settlements=ending)
+            honest(id, brought, partial(needed_to_settle, settlements=ending))
+        return honest(id, rule, needs)
+
+    monkeypatch.setattr(decisions, "decide_loaded", together)
+    assert await replay(drawn, "c") == [PublicState.WAITING_CHILDREN]
+    await drawn.settled()
+    assert (first, (await join_of(drawn, "c")).succeeded) == ([], 1)
+    assert await lab.state(drawn["c"]) is PublicState.WAITING_CHILDREN
+    await replay(drawn, "b")
+    await drawn.complete("b", "c")
+    assert (await drawn.check()).state is FlowState.COMPLETED
 
 
 async def test_a_failed_member_runs_again_and_its_flow_with_it(lab: Lab) -> None:

@@ -215,9 +215,10 @@ def _is_open(loaded: Loaded, ending: Settlement, snapshot: Snapshot) -> bool:
 
 
 def _fires(before: Join | None, join: Join) -> bool:
-    """Whether a join that was open until now has its answer."""
-    open = before is None or not before.n or before.state is JoinState.PENDING
-    return open and join.n > 0 and join.state is not JoinState.PENDING
+    """Whether a join has its answer only now: it was open, or one more edge has opened it again and
+    has made it impossible."""
+    had = before is not None and before.n > 0 and before.state is join.state
+    return join.n > 0 and join.state is not JoinState.PENDING and not had
 
 
 def _skip(snapshot: Snapshot, now: Millis, life: Life) -> "Change[object]":

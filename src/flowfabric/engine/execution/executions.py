@@ -22,6 +22,7 @@ from flowfabric.core.base.text import (
 from flowfabric.core.base.time import NO_TIME, Millis, Span, check_span
 from flowfabric.core.execution import hold, operator
 from flowfabric.core.execution.attempt import RetryScheduled
+from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.cleanup import CleanedUp
 from flowfabric.core.execution.cut import KnownWaits, StepCut, cut_replay
 from flowfabric.core.execution.fork import ForkChanges, ForkSource, fork
@@ -51,6 +52,7 @@ from flowfabric.core.execution.submission import (
 from flowfabric.core.flow import children
 from flowfabric.core.flow.model import FlowState
 from flowfabric.core.flow.replay import needed_to_replay, replay_member
+from flowfabric.core.wait.model import Loaded
 from flowfabric.core.wait.resume import Resumed, resume
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.ids import Ids
@@ -221,16 +223,19 @@ class Executions(Service):
             operator.check_replay(snapshot)  # what is wrong with the run itself comes first
             raise FlowTerminal("the flow of the run was cancelled, so the run cannot be replayed")
         upstreams: dict[UUID, Snapshot] = {}
-        if flow is not None and needed_to_replay(snapshot) is not None:
+        waits = needed_to_replay(snapshot) is not None
+        if flow is not None and waits:
             # Otherwise an earlier ending would skip it again.
             await self._resolver.resolve(flow.id)
             upstreams = await self._upstreams(flow.id, snapshot.execution.uuid)
+
+        def rule(found: Snapshot | None, now: Millis, loaded: Loaded) -> Change[Replayed | None]:
+            if (needed_to_replay(found) is not None) != waits:
+                return unchanged(None)  # an ending was counted meanwhile: its edges were not read
+            return cut_replay(replay_member(found, now, loaded, upstreams), cut, known)
+
         return await self._context.decisions.decide_loaded(
-            snapshot.execution.uuid,
-            lambda found, now, loaded: cut_replay(
-                replay_member(found, now, loaded, upstreams), cut, known
-            ),
-            needed_to_replay,
+            snapshot.execution.uuid, rule, needed_to_replay
         )
 
     async def _upstreams(self, flow: UUID, member: UUID) -> dict[UUID, Snapshot]:
