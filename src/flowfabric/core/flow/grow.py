@@ -197,7 +197,7 @@ def set_policy(
         check_policy(policy, MAX_UPSTREAMS, "edge group")
     except InvalidGraph as error:  # nothing of the graph is wrong, only the argument
         raise Invalid(error.detail) from None
-    downstream = _member(flow, downstream)
+    downstream = _member(flow, downstream, "a join belongs to a member of the flow")
     join = downstream.life.join
     if join is not None and join.n:
         raise Invalid("edge_group_policy_already_fixed: the first edge is there")
