@@ -23,8 +23,8 @@ EXTRA = {
 ONE_DIALECT = {
     "sqlite": {"connection.py", "lanes.py", "runner.py", "runners.py", "wal.py"},
     "postgres": {
-        "address.py", "clock.py", "dialer.py", "ear.py", "faults.py", "link.py", "low_water.py",
-        "wires.py",
+        "address.py", "clock.py", "dialer.py", "faults.py", "link.py", "listener.py",
+        "low_water.py", "wires.py",
         "direct.py", "direct.sql", "lease.py", "moves.py", "names.py", "schema.sql",
     },
 }  # fmt: skip

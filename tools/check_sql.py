@@ -147,7 +147,7 @@ ONLY: dict[str, set[str]] = {
         "gone_reservations",
         "held_keys",
         "held_queues",
-        "known_arrivals",
+        "known_inbox",
         "last_event",
         "newly_forgotten",
         "old_registry_events",

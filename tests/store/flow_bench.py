@@ -92,7 +92,7 @@ class Bench(StoreBench):
         (memory,) = await self.store.load_needs([Needs(execution, **asked)])
         return memory.edges
 
-    async def chores(self, flow: Flow) -> list[OutboxEntry]:
+    async def outbox(self, flow: Flow) -> list[OutboxEntry]:
         return list((await self.store.owing([flow.id], 1000)).entries)
 
 
@@ -128,7 +128,7 @@ def edge(flow: Flow, id: int, upstream: UUID, downstream: UUID, **members: Any) 
     return Edge(id=UUID(int=id), flow=flow.id, upstream=upstream, downstream=downstream, **given)
 
 
-def chore(flow: Flow, number: int, kind: OutboxKind = OutboxKind.CANCEL) -> OutboxEntry:
+def outbox_entry(flow: Flow, number: int, kind: OutboxKind = OutboxKind.CANCEL) -> OutboxEntry:
     return OutboxEntry(flow.id, flow.id, number, kind)
 
 

@@ -30,7 +30,7 @@ from flowfabric.store.postgres.session import _certain
 from flowfabric.store.queries import EventQuery, FlowQuery, MembersOf
 from flowfabric.store.sql import load_queries
 from tests.store import postgres_bench
-from tests.store.flow_bench import A, B, Bench, after, cancelled, chore, edge, touch, uuid_of
+from tests.store.flow_bench import A, B, Bench, after, cancelled, edge, outbox_entry, touch, uuid_of
 from tests.store.postgres_bench import lose_reply, until_waiting
 
 FIRST = Next(Start.INITIAL, 0)
@@ -68,7 +68,7 @@ class Parked:
         return [found.outcome for found in await self.bench.edges(self.flow)]
 
     async def owing(self) -> list[tuple[UUID, OutboxKind]]:
-        return [(chore.id, chore.kind) for chore in await self.bench.chores(self.flow)]
+        return [(entry.id, entry.kind) for entry in await self.bench.outbox(self.flow)]
 
     async def told(self, n: int) -> list[EventKind]:
         uuid = uuid_of(self.members[n])
@@ -169,7 +169,7 @@ async def test_endings_with_any_number_of_events_and_outbox_entries(
     await asyncio.sleep(0)
     assert [name for name in sent if name] == ["ended_directly"]
     owed = [entry for change in changes for entry in change.outbox]
-    assert sorted(await bench.chores(there.flow), key=repr) == sorted(owed, key=repr)
+    assert sorted(await bench.outbox(there.flow), key=repr) == sorted(owed, key=repr)
     for change in changes:
         uuid = uuid_of(after(change))
         found = (await bench.store.events(EventQuery(uuid=uuid))).events
@@ -354,10 +354,10 @@ async def test_new_flows_are_one_statement_with_their_edges_tags_and_members(
 async def test_endings_are_counted_in_one_statement_and_once(
     server: postgres_bench.Bench, bench: Bench
 ) -> None:
-    """Of a flow that moved nothing is counted: its chores stay, and none comes."""
+    """Of a flow that moved nothing is counted: its outbox stay, and none comes."""
     flows = [await bench.flow() for _ in range(3)]
     for flow in flows:
-        assert await bench.apply(flow, owed=(chore(flow, 1), chore(flow, 2)))
+        assert await bench.apply(flow, owed=(outbox_entry(flow, 1), outbox_entry(flow, 2)))
     counts = [_counting(await bench.load(flow), bench.now) for flow in flows]
     assert await bench.apply(await bench.load(flows[1]))
     sent: list[str] = []
@@ -365,7 +365,7 @@ async def test_endings_are_counted_in_one_statement_and_once(
     assert await bench.store.count_flows(counts) == {flows[0].id, flows[2].id}
     await asyncio.sleep(0)
     assert [name for name in sent if name] == ["counted_flows"]
-    kinds = [[one.kind for one in await bench.chores(flow)] for flow in flows]
+    kinds = [[one.kind for one in await bench.outbox(flow)] for flow in flows]
     assert kinds == [[OutboxKind.TELL], [OutboxKind.CANCEL] * 2, [OutboxKind.TELL]]
     assert await bench.load(flows[0]) == counts[0].after
     assert await bench.store.count_flows(counts) == set()
@@ -376,7 +376,7 @@ async def test_of_two_who_count_the_same_endings_one_does(
 ) -> None:
     """The second waits for the first, and finds another version with old eyes."""
     flow = await bench.flow()
-    assert await bench.apply(flow, owed=(chore(flow, 1),))
+    assert await bench.apply(flow, owed=(outbox_entry(flow, 1),))
     counting = [_counting(await bench.load(flow), bench.now)]
     raw, watcher, other = await server.raw(), await server.raw(), await server.other_store()
     transaction = raw.transaction()
@@ -386,9 +386,10 @@ async def test_of_two_who_count_the_same_endings_one_does(
     await until_waiting(watcher, 2)
     await transaction.rollback()
     assert sorted([len(await task) for task in tasks]) == [0, 1]
-    assert [one.kind for one in await bench.chores(flow)] == [OutboxKind.TELL]
+    assert [one.kind for one in await bench.outbox(flow)] == [OutboxKind.TELL]
 
 
 def _counting(flow: Flow, now: Millis) -> FlowChange:
-    done = (chore(flow, 1), chore(flow, 2))
-    return FlowChange(flow, changed(flow, now), done=done, owed=(chore(flow, 3, OutboxKind.TELL),))
+    done = (outbox_entry(flow, 1), outbox_entry(flow, 2))
+    owed = (outbox_entry(flow, 3, OutboxKind.TELL),)
+    return FlowChange(flow, changed(flow, now), done=done, owed=owed)

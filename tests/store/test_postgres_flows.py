@@ -17,7 +17,7 @@ from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.sql import load_queries
 from tests.kit.postgres import Databases
 from tests.store import postgres_bench
-from tests.store.flow_bench import A, B, Bench, after, cancelled, chore, edge, touch, uuid_of
+from tests.store.flow_bench import A, B, Bench, after, cancelled, edge, outbox_entry, touch, uuid_of
 from tests.store.postgres_bench import lose_reply, opened, until_waiting
 
 
@@ -39,14 +39,14 @@ async def test_a_lost_reply_to_a_change_of_a_flow_is_recognised(
 ) -> None:
     flow = Flow(id=bench.fresh(), created_at=bench.now)
     lose_reply(server.store.session.apply)
-    assert await bench.store.apply_flow(FlowChange(None, flow, owed=(chore(flow, 1),)))
+    assert await bench.store.apply_flow(FlowChange(None, flow, owed=(outbox_entry(flow, 1),)))
     (member,) = await bench.members(flow, 1)
     lose_reply(server.store.session.apply)
-    written: dict[str, Any] = {"changes": (touch(member),), "done": (chore(flow, 1),)}
+    written: dict[str, Any] = {"changes": (touch(member),), "done": (outbox_entry(flow, 1),)}
     assert await bench.apply(flow, edges=(edge(flow, 1, A, B),), **written)
     assert (await bench.load(flow)).version == 2
     assert await bench.edges(flow) == [EdgeState(edge(flow, 1, A, B))]
-    assert await bench.chores(flow) == []
+    assert await bench.outbox(flow) == []
 
 
 async def test_a_rivals_equal_flow_is_not_taken_for_ones_own(
@@ -93,7 +93,7 @@ async def test_a_lost_reply_to_an_ending_owes_it_once(
     change = cancelled(await bench.member(flow), bench.now)
     lose_reply(server.store.session.apply)
     await bench.write(change)
-    assert len(await bench.chores(flow)) == 1
+    assert len(await bench.outbox(flow)) == 1
 
 
 # -- locks
@@ -232,7 +232,7 @@ async def crowd(raw: Connection) -> None:
             case when created_at % 2 = 0 then md5('0.1') else md5(id || '.') end::uuid, id,
             case when created_at % 100 > 0 then 0 end, '\\x00'
         from flowfabric.execution where flow is not null;
-        insert into flowfabric.chore (flow, id, number, kind, spared)
+        insert into flowfabric.outbox (flow, id, number, kind, spared)
         select flow, id, n, 1, false
         from flowfabric.execution, generate_series(1, 3) n where flow is not null;
         """
@@ -303,14 +303,14 @@ async def test_edges_are_settled_and_recalled_by_key(filled: postgres_bench.Benc
 async def test_chores_are_found_by_key(filled: postgres_bench.Bench) -> None:
     steps = await plan(filled, PINNED, "gone_outbox", UUIDS, UUIDS, ONES, ONES)
     assert "(flow = c.flow) AND (id = c.id) AND (number = c.number) AND (kind = c.kind)" in steps
-    assert "Tid Scan on chore" in steps
+    assert "Tid Scan on outbox" in steps
     steps = await plan(filled, PINNED, "owing_flows", UUIDS, 100, A)
-    assert "using chore_pkey on chore" in steps
+    assert "using outbox_pkey on outbox" in steps
     assert "using edge_upstream on edge" in steps
     assert "using flow_pkey on flow" in steps
     assert "Sort" not in steps
     steps = await plan(filled, PINNED, "owed_flows", A, 100)
-    assert "using chore_pkey on chore" in steps
+    assert "using outbox_pkey on outbox" in steps
     assert "Index Cond: (flow > o.flow)" in steps
 
 

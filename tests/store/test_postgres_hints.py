@@ -10,7 +10,7 @@ import pytest
 from flowfabric.core.base.errors import Invalid
 from flowfabric.store.hints import EVERYTHING, Hints, Topic, Topics
 from flowfabric.store.postgres import PostgresStore, open_postgres
-from flowfabric.store.postgres import ear as ear_module
+from flowfabric.store.postgres import listener as listener_module
 from flowfabric.store.postgres.address import read_address
 from tests.kit.pooler import pooled
 from tests.kit.proxy import proxied
@@ -118,9 +118,9 @@ async def test_news_are_found_through_a_pooler(database: str) -> None:
 async def test_without_waiting_tasks_a_pooler_is_left_alone(database: str) -> None:
     async with pooled(database, strict=False) as (pooler, url), opened(url) as bench:
         await calm(bench.store.hints)
-        await asyncio.sleep(ear_module.LONGEST_GAP * 2)
+        await asyncio.sleep(listener_module.LONGEST_GAP * 2)
         turns = len(pooler.turns)
-        await asyncio.sleep(ear_module.LONGEST_GAP * 5)
+        await asyncio.sleep(listener_module.LONGEST_GAP * 5)
         assert len(pooler.turns) == turns
 
 
@@ -188,7 +188,7 @@ async def test_a_direct_address_that_leads_elsewhere_is_named(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ear_module, "ECHO_SECONDS", 0.2)
+    monkeypatch.setattr(listener_module, "ECHO_SECONDS", 0.2)
     elsewhere = fresh_database()
     async with (
         pooled(database, strict=False) as (_, url),
@@ -246,8 +246,8 @@ async def test_where_nothing_is_heard_news_are_looked_for(
     database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with a pooler that is not recognised."""
-    monkeypatch.setattr(ear_module, "ECHO_SECONDS", 0.05)
-    monkeypatch.setattr(ear_module.Ear, "echoed", lambda self: None)
+    monkeypatch.setattr(listener_module, "ECHO_SECONDS", 0.05)
+    monkeypatch.setattr(listener_module.Listener, "echoed", lambda self: None)
     async with opened(database) as bench:
         other: PostgresStore = await bench.other_store()
         await calm(bench.store.hints)

@@ -37,7 +37,7 @@ async def application(database: str, lab: Lab) -> AsyncIterator[asyncpg.Connecti
     await connection.close()
 
 
-def arrival(lab: Lab) -> InboxEntry:
+def inbox_entry(lab: Lab) -> InboxEntry:
     now = lab.clock.now()
     options = write_options(Submission(kind="job"))
     return InboxEntry(new_uuid7(now, 1), now, "job", "default", "default", options, b"{}")
@@ -47,7 +47,7 @@ async def test_a_key_in_an_open_transaction_holds_up_only_that_key(
     lab: Lab, application: asyncpg.Connection
 ) -> None:
     until = Millis(lab.clock.now() + 60_000)
-    await foreign.put_in_inbox(application, arrival(lab), "order-7", until)
+    await foreign.put_in_inbox(application, inbox_entry(lab), "order-7", until)
     submit = lab.engine.executions.submit
     answers = await asyncio.gather(
         submit(Submission(kind="job")),
@@ -65,7 +65,7 @@ async def test_neighbours_do_not_wait_for_a_key_in_an_open_transaction(
 ) -> None:
     """They have their answers while the one in question still waits for its own."""
     until = Millis(lab.clock.now() + 60_000)
-    await foreign.put_in_inbox(application, arrival(lab), "order-7", until)
+    await foreign.put_in_inbox(application, inbox_entry(lab), "order-7", until)
     submit = lab.engine.executions.submit
     await submit(Submission(kind="job"))
     keys = [None] * 30 + ["order-7"] + [f"order-{number}" for number in range(100, 130)]

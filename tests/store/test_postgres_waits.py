@@ -77,7 +77,7 @@ async def test_a_rivals_signal_is_not_taken_for_ones_own(bench: Bench) -> None:
     assert await bench.store.signals(mine.execution.uuid) == list(rival.signals)
 
 
-async def test_a_rivals_mark_is_not_taken_for_ones_own(bench: Bench) -> None:
+async def test_a_rivals_dedup_record_is_not_taken_for_ones_own(bench: Bench) -> None:
     snapshot = await bench.submit()
     first = replace(signalled(snapshot, 1, dedup=(DedupRecord(b"k", None, b"1"),)), signals=())
     second = replace(first, dedup=(DedupRecord(b"k", None, b"2"),))
@@ -135,7 +135,7 @@ async def test_a_change_without_waits_sends_nothing_for_them(bench: Bench) -> No
 async def test_a_signal_is_one_statement_more_for_each_table(bench: Bench) -> None:
     change = signalled(await bench.submit(), 1, dedup=(DedupRecord(b"k"),))
     assert await statements(bench, change) == [
-        "state_versions", "gone_ready", "new_ready", "new_signals", "new_marks",
+        "state_versions", "gone_ready", "new_ready", "new_signals", "new_dedup_records",
     ]  # fmt: skip
 
 
@@ -176,7 +176,7 @@ async def crowd(raw: Connection) -> None:
         from flowfabric.execution where payload = '\\x00';
         insert into flowfabric.waitpoint (id, waitpoint, doc)
         select id, md5(n::text)::uuid, '\\x00' from flowfabric.parked, generate_series(1, 10) n;
-        insert into flowfabric.mark (id, mark, doc)
+        insert into flowfabric.dedup_record (id, key, doc)
         select id, decode(md5(n::text), 'hex'), '\\x00'
         from flowfabric.parked, generate_series(1, 10) n;
         insert into flowfabric.signal (id, number, waitpoint, suspension, doc)
@@ -199,7 +199,7 @@ async def test_what_is_recalled_is_read_by_key(filled: Bench) -> None:
     values = (UUIDS, UUIDS, UUIDS, DOCS, UUIDS, UUIDS, COUNT, COUNT, UUIDS, UUIDS, UUIDS)
     steps = await plan(filled.store, PINNED, "needed", *values)
     assert "Index Cond: ((id = a.id) AND (waitpoint = a.waitpoint))" in steps
-    assert "Index Cond: ((id = a_1.id) AND (mark = a_1.mark))" in steps
+    assert "Index Cond: ((id = a_1.id) AND (key = a_1.key))" in steps
     assert "Index Cond: ((id = a_2.id) AND " in steps
 
 

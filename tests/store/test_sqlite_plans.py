@@ -63,7 +63,7 @@ async def test_chores_are_found_by_key(path: str) -> None:
     text = plan(path, "owed_flows", after=b"", limit=9)
     assert (
         text.count("SEARCH c USING PRIMARY KEY (flow>?)")
-        + text.count("SEARCH chore USING PRIMARY KEY (flow>?)")
+        + text.count("SEARCH outbox USING PRIMARY KEY (flow>?)")
         == 2
     )
 
@@ -94,7 +94,7 @@ async def test_flows_are_listed_in_the_order_of_their_index(path: str) -> None:
 async def test_what_is_recalled_is_read_by_key(path: str) -> None:
     text = plan(path, "needed", 1, b"", b"", 0)
     assert "SEARCH w USING PRIMARY KEY (id=? AND waitpoint=?)" in text
-    assert "SEARCH m USING PRIMARY KEY (id=? AND mark=?)" in text
+    assert "SEARCH m USING PRIMARY KEY (id=? AND key=?)" in text
     assert "SEARCH s USING INDEX signal_waitpoint (id=? AND waitpoint=? AND number>?)" in text
 
 

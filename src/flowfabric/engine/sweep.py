@@ -264,12 +264,12 @@ class Sweep(Service):
         self._soonest = None
         seen = await self._glance(now)
         self._has_duty = seen.has_duty
-        if seen.arrivals or seen.ready:
+        if seen.inbox or seen.ready:
             store.hints.wake(_topics(seen))
         if seen.blocked:
             await self._swept.code_gate.release()
         if not self._has_duty:
-            return MAX_PAUSE if seen.arrivals or seen.ready else REST_PAUSE
+            return MAX_PAUSE if seen.inbox or seen.ready else REST_PAUSE
         moments = [seen.next_at, self._lease_ends.next_look(now), self._swept.limits.opens_at]
         longest = MAX_PAUSE if seen.ready or seen.lines else REST_PAUSE
         if self._must_look(seen, now):
@@ -369,5 +369,5 @@ class Sweep(Service):
 
 
 def _topics(seen: Glance) -> Topics:
-    topics = Topic.INBOX if seen.arrivals else NOTHING
+    topics = Topic.INBOX if seen.inbox else NOTHING
     return topics | Topic.WORK if seen.ready else topics

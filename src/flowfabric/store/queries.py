@@ -238,14 +238,14 @@ class ExpiredLease(Struct, frozen=True):
 
 
 class Glance(Struct, frozen=True):
-    """What there is to do: inbox entries to admit (`arrivals`), executions to claim (`ready`), and
+    """What there is to do: entries of the `inbox` to admit, executions to claim (`ready`), and
     executions that are `blocked` by code. Only the holder of the duty gets the rest: whether there
     is anything to sweep now (`busy`), whether executions wait in `lines` at limits, the next moment
     at which something becomes due, and when the first lease or its attempt ends or has ended, if it
     asked for leases."""
 
     has_duty: bool
-    arrivals: bool
+    inbox: bool
     ready: bool
     blocked: bool = False
     busy: bool = False

@@ -33,12 +33,12 @@ async def schedule(lab: Lab) -> None:
 
 
 async def test_an_empty_store_has_nothing_to_do(lab: Lab) -> None:
-    assert await look(lab) == Glance(has_duty=True, arrivals=False, ready=False)
+    assert await look(lab) == Glance(has_duty=True, inbox=False, ready=False)
 
 
 async def test_what_waits_for_a_worker_is_seen_and_is_nothing_to_sweep(lab: Lab) -> None:
     await lab.submit()
-    assert await look(lab) == Glance(has_duty=True, arrivals=False, ready=True)
+    assert await look(lab) == Glance(has_duty=True, inbox=False, ready=True)
 
 
 @pytest.mark.parametrize("make", [deadline, delay, lease, schedule])
@@ -62,7 +62,7 @@ async def test_leases_and_ready_executions_are_looked_at_only_if_asked_for(lab: 
     now = lab.clock.now()
     assert (await look(lab)).leases_end_at == now
     without = await lab.engine.store.glance("sweep", "me", now, Millis(now + 1000), leases=False)
-    assert without == Glance(has_duty=True, arrivals=False, ready=False)
+    assert without == Glance(has_duty=True, inbox=False, ready=False)
     await lab.submit()
     unseen = await lab.engine.store.glance(
         "sweep", "me", now, Millis(now + 1000), ready=False, leases=False
@@ -79,7 +79,7 @@ async def test_only_the_holder_of_the_duty_is_told_what_to_sweep(lab: Lab) -> No
     now = lab.clock.now()
     assert (await look(lab)).busy
     other = await lab.engine.store.glance("sweep", "other", now, Millis(now + 1000))
-    assert other == Glance(has_duty=False, arrivals=False, ready=False)
+    assert other == Glance(has_duty=False, inbox=False, ready=False)
 
 
 async def test_those_who_wait_for_a_quota_are_looked_after(lab: Lab) -> None:

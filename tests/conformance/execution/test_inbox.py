@@ -21,7 +21,7 @@ from tests.kit.connections import libraries, rolled_back
 from tests.kit.lab import Lab
 
 
-def arrival(lab: Lab, number: int = 1, **members: Any) -> InboxEntry:
+def inbox_entry(lab: Lab, number: int = 1, **members: Any) -> InboxEntry:
     submission = Submission(kind="job", **members)
     now = lab.clock.now()
     return InboxEntry(
@@ -41,7 +41,7 @@ def id_of(found: tuple[UUID, str]) -> ExecutionId:
 
 async def test_a_run_exists_once_the_transaction_commits(lab: Lab, store_url: str) -> None:
     for number, connect in enumerate(libraries(store_url), 1):
-        item = arrival(lab, number, priority=number)
+        item = inbox_entry(lab, number, priority=number)
         async with connect() as connection:
             found = await foreign.put_in_inbox(connection, item, None, Millis(0))
         assert await lab.state(id_of(found)) == "waiting"
@@ -55,7 +55,7 @@ async def test_a_run_does_not_exist_when_the_transaction_is_rolled_back(
     lab: Lab, store_url: str
 ) -> None:
     for number, connect in enumerate(libraries(store_url), 1):
-        item = arrival(lab, number)
+        item = inbox_entry(lab, number)
         found = await rolled_back(
             connect,
             lambda connection, item=item, key=f"k{number}": foreign.put_in_inbox(  # type: ignore[misc]
@@ -71,17 +71,19 @@ async def test_a_key_names_one_run_whichever_way_it_was_submitted(lab: Lab, stor
     for number, connect in enumerate(libraries(store_url), 1):
         key = f"order-{number}"
         async with connect() as connection:
-            first = await foreign.put_in_inbox(connection, arrival(lab, 10 * number), key, until)
+            first = await foreign.put_in_inbox(
+                connection, inbox_entry(lab, 10 * number), key, until
+            )
         async with connect() as connection:
             again = await foreign.put_in_inbox(
-                connection, arrival(lab, 10 * number + 1), key, until
+                connection, inbox_entry(lab, 10 * number + 1), key, until
             )
         outcome = await lab.engine.executions.submit(Submission(kind="job", key=key))
         assert id_of(again) == id_of(first)
         assert outcome == Duplicate(id_of(first))
     known = await lab.engine.executions.submit(Submission(kind="job", key="straight", lane="l2"))
     async with libraries(store_url)[0]() as connection:
-        found = await foreign.put_in_inbox(connection, arrival(lab, 999), "straight", until)
+        found = await foreign.put_in_inbox(connection, inbox_entry(lab, 999), "straight", until)
     assert id_of(found) == known.id
 
 
@@ -90,7 +92,7 @@ async def test_the_door_decides_delays_and_priorities_like_everywhere(
 ) -> None:
     later = Millis(lab.clock.now() + 5000)
     async with libraries(store_url)[0]() as connection:
-        item = arrival(lab, delay_until=later, priority=20_000, tags={"app.tenant": "acme"})
+        item = inbox_entry(lab, delay_until=later, priority=20_000, tags={"app.tenant": "acme"})
         found = await foreign.put_in_inbox(connection, item, None, Millis(0))
     assert await lab.engine.inbox.admit() == 1
     description = await lab.engine.views.describe(id_of(found))
@@ -105,7 +107,7 @@ async def test_the_door_decides_delays_and_priorities_like_everywhere(
 async def test_what_the_rules_refuse_ends_as_failed_with_the_reason(
     lab: Lab, store_url: str
 ) -> None:
-    item = arrival(lab)
+    item = inbox_entry(lab)
     bad = InboxEntry(
         item.uuid, item.at, "job", "default", "default", b'{"tags":{"BAD":"x"}}', b"{}"
     )
@@ -120,12 +122,12 @@ async def test_what_the_rules_refuse_ends_as_failed_with_the_reason(
     assert "invalid_tag_key" in ending.failure.message
 
 
-async def test_two_doors_let_each_arrival_in_once(
+async def test_two_engines_admit_each_inbox_entry_once(
     lab: Lab, second_lab: Lab, store_url: str
 ) -> None:
     async with libraries(store_url)[0]() as connection:
         for number in range(20):
-            await foreign.put_in_inbox(connection, arrival(lab, number), None, Millis(0))
+            await foreign.put_in_inbox(connection, inbox_entry(lab, number), None, Millis(0))
     admitted = await lab.engine.inbox.admit() + await second_lab.engine.inbox.admit()
     assert admitted == 20
     assert len(await lab.claim(limit=100)) == 20
@@ -199,7 +201,7 @@ async def test_a_run_that_another_process_lets_in_meanwhile_is_found(
     lab: Lab, second_lab: Lab, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with libraries(store_url)[0]() as connection:
-        found = await foreign.put_in_inbox(connection, arrival(lab), None, Millis(0))
+        found = await foreign.put_in_inbox(connection, inbox_entry(lab), None, Millis(0))
     look = lab.engine.store.load
 
     async def look_and_wait(uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
@@ -212,30 +214,30 @@ async def test_a_run_that_another_process_lets_in_meanwhile_is_found(
 
 
 async def test_one_entry_too_large_keeps_no_other_in_the_inbox(lab: Lab, store_url: str) -> None:
-    large = replace(arrival(lab, 1), payload=b"x" * (MAX_PAYLOAD + 1))
+    large = replace(inbox_entry(lab, 1), payload=b"x" * (MAX_PAYLOAD + 1))
     connect = libraries(store_url)[0]
     async with connect() as connection:
         refused = await foreign.put_in_inbox(connection, large, None, Millis(0))
-        good = await foreign.put_in_inbox(connection, arrival(lab, 2), None, Millis(0))
+        good = await foreign.put_in_inbox(connection, inbox_entry(lab, 2), None, Millis(0))
     assert await lab.engine.inbox.admit() == 2
     await lab.engine.sweep.once()
     assert (await lab.claim_one()).id == id_of(good)
     assert await lab.state(id_of(refused)) == "failed"
 
 
-async def test_an_arrival_whose_id_was_submitted_meanwhile_is_let_in_no_second_time(
+async def test_an_inbox_entry_whose_id_was_submitted_meanwhile_is_admitted_no_second_time(
     lab: Lab, store_url: str
 ) -> None:
     async with libraries(store_url)[0]() as connection:
-        found = await foreign.put_in_inbox(connection, arrival(lab, 1), None, Millis(0))
-        await foreign.put_in_inbox(connection, arrival(lab, 2), None, Millis(0))
+        found = await foreign.put_in_inbox(connection, inbox_entry(lab, 1), None, Millis(0))
+        await foreign.put_in_inbox(connection, inbox_entry(lab, 2), None, Millis(0))
     await lab.submit(id=id_of(found))
     await lab.engine.inbox.admit()
     assert len(await lab.claim(limit=10)) == 2
 
 
-async def test_the_key_of_a_refused_arrival_goes_with_its_run(lab: Lab, store_url: str) -> None:
-    item = replace(arrival(lab), options=b'{"key":"k","nonsense":1}')
+async def test_the_key_of_a_refused_inbox_entry_goes_with_its_run(lab: Lab, store_url: str) -> None:
+    item = replace(inbox_entry(lab), options=b'{"key":"k","nonsense":1}')
     until = Millis(lab.clock.now() + 30 * 86_400_000)
     async with libraries(store_url)[0]() as connection:
         found = await foreign.put_in_inbox(connection, item, "k", until)
@@ -261,7 +263,7 @@ async def test_runs_show_before_any_worker_came(lab: Lab, store_url: str) -> Non
     )
     for number, look in enumerate(looks, 1):
         policy = {"quotas": [{"quota": "q"}]} if number == 5 else None
-        item = arrival(lab, number, lane="fresh", policy=policy)
+        item = inbox_entry(lab, number, lane="fresh", policy=policy)
         async with libraries(store_url)[0]() as connection:
             await foreign.put_in_inbox(connection, item, None, Millis(0))
         assert await look()
@@ -281,7 +283,7 @@ async def test_a_new_run_is_explained_together_with_those_before_it(
     lab: Lab, store_url: str
 ) -> None:
     async with libraries(store_url)[0]() as connection:
-        await foreign.put_in_inbox(connection, arrival(lab, 1, priority=9), None, Millis(0))
-        last = await foreign.put_in_inbox(connection, arrival(lab, 2), None, Millis(0))
+        await foreign.put_in_inbox(connection, inbox_entry(lab, 1, priority=9), None, Millis(0))
+        last = await foreign.put_in_inbox(connection, inbox_entry(lab, 2), None, Millis(0))
     assert (await lab.engine.explain(id_of(last))).reasons
     assert await lab.engine.store.inbox(None, 10) == []

@@ -1,4 +1,5 @@
-"""What the endings of members leave behind: chores, settled edges; and when they are forgotten."""
+"""What the endings of members leave behind: outbox entries and settled edges; and when
+they are forgotten."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -30,9 +31,9 @@ from tests.store.flow_bench import (
     Bench,
     after,
     cancelled,
-    chore,
     completion,
     edge,
+    outbox_entry,
     owner_of,
     touch,
     uuid_of,
@@ -48,7 +49,7 @@ async def bench(store: Store, clock: ManualClock) -> AsyncIterator[Bench]:
     await store.close()
 
 
-# -- chores come with endings
+# -- outbox entries come with endings
 
 Make = Callable[[Bench, Flow], Awaitable[Change[Any]]]
 
@@ -119,7 +120,7 @@ async def test_every_ending_of_a_member_is_owed_to_its_flow(bench: Bench, make: 
     else:
         await bench.write(change)
     owed = OutboxEntry(flow.id, uuid_of(ended), ended.head.version, OutboxKind.ENDED, ENDINGS[make])
-    assert await bench.chores(flow) == [owed]
+    assert await bench.outbox(flow) == [owed]
     assert await bench.store.owed_flows(9) == [flow.id]
 
 
@@ -151,7 +152,7 @@ async def _ended_stranger(bench: Bench, flow: Flow) -> Change[Any]:
 async def test_nothing_else_is_owed(bench: Bench, make: Make) -> None:
     flow = await bench.flow()
     await bench.write(await make(bench, flow))
-    assert await bench.chores(flow) == []
+    assert await bench.outbox(flow) == []
     assert await bench.store.owed_flows(9) == []
 
 
@@ -162,7 +163,7 @@ async def test_a_replay_takes_the_ending_back(bench: Bench) -> None:
     change = operator.replay(after(ending), bench.now)
     await bench.write(change)
     id, number = uuid_of(after(change)), after(change).head.version
-    assert await bench.chores(flow) == [
+    assert await bench.outbox(flow) == [
         OutboxEntry(flow.id, id, number - 1, OutboxKind.ENDED, Outcome.FAILED),
         OutboxEntry(flow.id, id, number, OutboxKind.REPLAYED, Outcome.FAILED),
     ]
@@ -172,7 +173,7 @@ async def test_an_ending_and_its_replay_in_one_write_owe_both(bench: Bench) -> N
     flow = await bench.flow()
     ending = await _failed(bench, flow)
     await bench.write(fold(ending, operator.replay(after(ending), bench.now)))
-    assert [c.kind for c in await bench.chores(flow)] == [OutboxKind.ENDED, OutboxKind.REPLAYED]
+    assert [c.kind for c in await bench.outbox(flow)] == [OutboxKind.ENDED, OutboxKind.REPLAYED]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ async def test_a_loser_that_was_cancelled_is_spared(
     member = await bench.member(flow)
     reason = f"{SIBLING}satisfied"
     await bench.write(cancelled(member, bench.now, reason, source, lost_race=lost_race))
-    (owed,) = await bench.chores(flow)
+    (owed,) = await bench.outbox(flow)
     assert owed.spared
 
 
@@ -196,7 +197,7 @@ async def test_a_refused_ending_owes_nothing(bench: Bench) -> None:
     await bench.write(touch(one))
     changes = [cancelled(one, bench.now), cancelled(two, bench.now)]
     assert await bench.store.apply(changes) == {uuid_of(two)}
-    assert [c.id for c in await bench.chores(flow)] == [uuid_of(two)]
+    assert [c.id for c in await bench.outbox(flow)] == [uuid_of(two)]
 
 
 async def test_what_a_change_owes_besides_is_written_with_it(bench: Bench) -> None:
@@ -204,7 +205,7 @@ async def test_what_a_change_owes_besides_is_written_with_it(bench: Bench) -> No
     member = await bench.member(flow)
     siblings = OutboxEntry(flow.id, uuid_of(member), 2, OutboxKind.SIBLINGS)
     await bench.write(touch(member, owed=(siblings, siblings)))
-    assert await bench.chores(flow) == [siblings]
+    assert await bench.outbox(flow) == [siblings]
 
 
 # -- edges are settled with the downstream
@@ -342,7 +343,7 @@ async def test_members_are_forgotten_with_their_flow(bench: Bench) -> None:
     ended = [await bench.ended(owner) for owner in (flow, flow, living)]
     one, two, kept = map(uuid_of, ended)
     links = (edge(flow, 1, one, two), edge(flow, 2, A, B))
-    assert await bench.apply(await bench.load(flow), edges=links, owed=(chore(flow, 1),))
+    assert await bench.apply(await bench.load(flow), edges=links, owed=(outbox_entry(flow, 1),))
     assert await bench.apply(await bench.load(living), edges=(edge(living, 1, A, kept),))
     cut, end = Millis(bench.now + 5), Millis(bench.now + DAY)
     assert await bench.store.trim(cut, end, 9) == 0
@@ -354,10 +355,10 @@ async def test_members_are_forgotten_with_their_flow(bench: Bench) -> None:
         living.id: await bench.load(living)
     }
     assert await bench.edges(flow) == []
-    assert await bench.chores(flow) == []
+    assert await bench.outbox(flow) == []
     assert await bench.store.flow_page(FlowQuery(tag=("a", "1"))) == []
     assert list(await bench.store.load([one, two, kept])) == [kept]
-    assert len(await bench.edges(living)) == len(await bench.chores(living)) == 1
+    assert len(await bench.edges(living)) == len(await bench.outbox(living)) == 1
 
 
 async def test_edges_go_with_the_members_they_lead_to(bench: Bench) -> None:
@@ -395,7 +396,7 @@ async def test_a_replay_that_was_not_counted_yet_keeps_the_members(bench: Bench)
     await _ended_flow(bench, flow, bench.now)
     assert await bench.store.trim(bench.now, bench.now, 9) == 0
     assert len(await bench.store.snapshots(MembersOf(flow.id))) == 2
-    counted = tuple(c for c in await bench.chores(flow) if c.kind is OutboxKind.REPLAYED)
+    counted = tuple(c for c in await bench.outbox(flow) if c.kind is OutboxKind.REPLAYED)
     assert await bench.store.apply_flow(
         FlowChange(await bench.load(flow), replace(await bench.load(flow), version=3), done=counted)
     )

@@ -24,9 +24,9 @@ from tests.store.flow_bench import (
     Bench,
     C,
     cancelled,
-    chore,
     completion,
     edge,
+    outbox_entry,
     touch,
     uuid_of,
 )
@@ -290,17 +290,17 @@ async def test_flows_that_something_is_owed_to_are_found_once_each(bench: Bench)
     assert await bench.store.owed_flows(10) == []
     flows = [await bench.flow() for _ in range(5)]
     for flow in flows[1:4]:
-        assert await bench.apply(flow, owed=tuple(chore(flow, n) for n in range(4)))
+        assert await bench.apply(flow, owed=tuple(outbox_entry(flow, n) for n in range(4)))
     assert sorted(await bench.store.owed_flows(10)) == [flow.id for flow in flows[1:4]]
     flow = await bench.load(flows[2])
-    assert await bench.apply(flow, done=tuple(chore(flow, n) for n in range(4)))
+    assert await bench.apply(flow, done=tuple(outbox_entry(flow, n) for n in range(4)))
     assert sorted(await bench.store.owed_flows(10)) == [flows[1].id, flows[3].id]
 
 
 async def test_a_flow_that_is_stuck_does_not_hide_the_others(bench: Bench) -> None:
     flows = [await bench.flow() for _ in range(7)]
     for flow in flows:
-        assert await bench.apply(flow, owed=(chore(flow, 1),))
+        assert await bench.apply(flow, owed=(outbox_entry(flow, 1),))
     seen: list[UUID] = []
     for _ in range(7):
         turn = await bench.store.owed_flows(3)

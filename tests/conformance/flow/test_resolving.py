@@ -470,7 +470,7 @@ def wide(number: int) -> Graph:
 
 
 def sizes_of(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many edges, and chores, were read at a time."""
+    """How many edges, and outbox entries, were read at a time."""
     sizes: list[int] = []
 
     def watched(honest: Callable[..., Any]) -> Callable[..., Any]:

@@ -35,10 +35,10 @@ from tests.store.flow_bench import (
     C,
     after,
     cancelled,
-    chore,
     completion,
     edge,
     lease_of,
+    outbox_entry,
     touch,
     uuid_of,
 )
@@ -136,7 +136,7 @@ async def test_a_chore_is_remembered_whole(bench: Bench) -> None:
         for kind in OutboxKind
     ]
     assert await bench.apply(flow, owed=tuple(reversed(owed)))
-    assert await bench.chores(flow) == owed
+    assert await bench.outbox(flow) == owed
     assert (await bench.store.owing([flow.id], 3)).entries == owed[:3]
     assert (await bench.store.owing([A], 3)).entries == []
 
@@ -160,7 +160,7 @@ async def test_a_flow_is_written_on_the_version_it_was_decided_on(bench: Bench) 
 async def test_everything_of_a_change_is_written_together(bench: Bench) -> None:
     flow = await bench.flow()
     one, two, guard = await bench.members(flow, 3)
-    done, owed = chore(flow, 1), chore(flow, 2)
+    done, owed = outbox_entry(flow, 1), outbox_entry(flow, 2)
     assert await bench.apply(flow, owed=(done,))
     flow = await bench.load(flow)
     edges = (edge(flow, 1, uuid_of(one), uuid_of(two)),)
@@ -174,7 +174,7 @@ async def test_everything_of_a_change_is_written_together(bench: Bench) -> None:
     ending = OutboxEntry(
         flow.id, uuid_of(two), ended.head.version, OutboxKind.ENDED, Outcome.CANCELLED
     )
-    assert sorted(await bench.chores(flow), key=lambda c: c.kind) == [ending, owed]
+    assert sorted(await bench.outbox(flow), key=lambda c: c.kind) == [ending, owed]
     expected = [after(changes[0]), ended, guard]
     assert await bench.store.snapshots(MembersOf(flow.id)) == expected
 
@@ -197,7 +197,7 @@ async def _renewed_guard(bench: Bench, flow: Flow, change: dict[str, Any]) -> No
 
 
 async def _missing_chore(bench: Bench, flow: Flow, change: dict[str, Any]) -> None:
-    change["done"] = (*change["done"], chore(flow, 9))
+    change["done"] = (*change["done"], outbox_entry(flow, 9))
 
 
 async def _another_number(bench: Bench, flow: Flow, change: dict[str, Any]) -> None:
@@ -224,14 +224,14 @@ async def test_when_anything_has_moved_nothing_is_written(bench: Bench, spoil: S
     flow = await bench.flow(tags={"a": "1"})
     held = await bench.running(flow)
     one, two, guard = await bench.members(flow, 3)
-    assert await bench.apply(flow, owed=(chore(flow, 1),))
+    assert await bench.apply(flow, owed=(outbox_entry(flow, 1),))
     flow = await bench.load(flow)
     change: dict[str, Any] = {
         "edges": (edge(flow, 1, uuid_of(one), uuid_of(two)),),
         "changes": (cancelled(one, bench.now), touch(two)),
         "guards": (guard, held),
-        "owed": (chore(flow, 2),),
-        "done": (chore(flow, 1),),
+        "owed": (outbox_entry(flow, 2),),
+        "done": (outbox_entry(flow, 1),),
     }
     await spoil(bench, flow, change)
     uuids = [uuid_of(s) for s in (one, two, guard, held)]
@@ -242,7 +242,7 @@ async def test_when_anything_has_moved_nothing_is_written(bench: Bench, spoil: S
     assert await bench.load(flow) == flow
     assert await bench.store.flow_page(FlowQuery(tag=("a", "1"))) == [flow]
     assert await bench.edges(flow) == []
-    assert await bench.chores(flow) == [chore(flow, 1)]
+    assert await bench.outbox(flow) == [outbox_entry(flow, 1)]
     assert await bench.store.load(uuids) == before
 
 
@@ -268,29 +268,29 @@ async def test_an_edge_that_is_there_stays(bench: Bench) -> None:
 
 async def test_a_chore_is_done_once(bench: Bench) -> None:
     flow = await bench.flow()
-    owed = tuple(chore(flow, number) for number in range(1, 4))
+    owed = tuple(outbox_entry(flow, number) for number in range(1, 4))
     assert await bench.apply(flow, owed=owed)
     assert await bench.apply(await bench.load(flow), done=(*owed[:2], owed[0]))
-    assert await bench.chores(flow) == [owed[2]]
+    assert await bench.outbox(flow) == [owed[2]]
     assert not await bench.apply(await bench.load(flow), done=owed[1:])
-    assert await bench.chores(flow) == [owed[2]]
+    assert await bench.outbox(flow) == [owed[2]]
 
 
 async def test_a_change_may_be_large(bench: Bench) -> None:
     flow = await bench.flow()
     members = await bench.members(flow, 500)
     edges = tuple(edge(flow, n + 1, A, uuid_of(m)) for n, m in enumerate(members))
-    owed = tuple(chore(flow, number) for number in range(500))
+    owed = tuple(outbox_entry(flow, number) for number in range(500))
     assert await bench.apply(flow, edges=edges, changes=tuple(map(touch, members)), owed=owed)
     flow = await bench.load(flow)
-    assert await bench.chores(flow) == list(owed)
+    assert await bench.outbox(flow) == list(owed)
     assert await bench.edges(flow) == list(map(EdgeState, edges))
     versions = [m.head.version for m in await bench.store.snapshots(MembersOf(flow.id))]
     assert versions == [members[0].head.version + 1] * 500
     assert await bench.apply(
         flow, guards=tuple(await bench.store.snapshots(MembersOf(flow.id))), done=owed
     )
-    assert await bench.chores(flow) == []
+    assert await bench.outbox(flow) == []
 
 
 async def test_of_two_processes_one_changes_the_flow(bench: Bench, store_url: str) -> None:

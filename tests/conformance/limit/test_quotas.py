@@ -15,7 +15,7 @@ from flowfabric.core.limit.quota import Quota, Rate, name_uses, queue_of
 from flowfabric.core.limit.release import Release
 from flowfabric.engine.limit import releases
 from flowfabric.store import foreign
-from tests.conformance.execution.test_inbox import arrival, id_of
+from tests.conformance.execution.test_inbox import id_of, inbox_entry
 from tests.kit.connections import libraries
 from tests.kit.flow_lab import declare
 from tests.kit.lab import W2, Lab
@@ -218,13 +218,13 @@ async def test_uses_that_make_no_sense_are_refused(lab: Lab) -> None:
             await lab.submit(policy={"quotas": quotas})
 
 
-async def test_arrivals_are_asked_at_the_door(lab: Lab, store_url: str) -> None:
+async def test_inbox_entries_are_asked_when_they_are_admitted(lab: Lab, store_url: str) -> None:
     """F-07: quotas of tasks may come with the first worker, others must exist"""
     await define(lab, concurrency=1)
     for number, connect in enumerate(libraries(store_url)):
         found = []
         for place, quota in enumerate(("q", "q", "unheard of", "task:send")):
-            item = arrival(lab, 10 * number + place + 1, policy=using(quota))
+            item = inbox_entry(lab, 10 * number + place + 1, policy=using(quota))
             async with connect() as connection:
                 found.append(id_of(await foreign.put_in_inbox(connection, item, None, Millis(0))))
         await lab.engine.inbox.admit()

@@ -99,7 +99,7 @@ def test_the_end_of_a_member_is_plain_and_owes_its_flow() -> None:
     member = replace(held, execution=flow).to(held.state, flags=Flags.FLOW)
     change = attempt.complete(member, NOW, owner(member))
     assert change.plain_end
-    assert [chore.flow for chore in change.outbox] == [SOME]
+    assert [entry.flow for entry in change.outbox] == [SOME]
 
 
 CHILD = UUID(int=8)
@@ -126,7 +126,7 @@ def test_an_end_without_success_is_plain_and_owes_the_flows_that_were_started() 
     assert heard.outbox == ()
     listed = children.start(held, NOW, CHILD)
     cancelled = operator.cancel(listed.after, NOW, OPERATOR, "enough")
-    assert [chore.kind for chore in fold(listed, cancelled).outbox] == [OutboxKind.ORPHANED]
+    assert [entry.kind for entry in fold(listed, cancelled).outbox] == [OutboxKind.ORPHANED]
 
 
 def test_only_an_ending_by_its_owner_that_writes_nothing_else_is_plain() -> None:

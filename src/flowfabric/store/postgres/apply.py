@@ -196,7 +196,7 @@ class Writer:
         await self.send("new_waitpoints", rows.waitpoints)
         await self.send("new_signals", rows.signals)
         await self.send("counted_signals", rows.counted)
-        await self.send("new_marks", rows.dedup)
+        await self.send("new_dedup_records", rows.dedup)
 
     async def _set_deadlines(self, moves: Sequence[RowMove]) -> None:
         moved = [move for move in moves if move.change.alarm != move.before.alarm_at]

@@ -156,10 +156,10 @@ from (
 ) g
 where t.ctid = g.place
 
--- name: new_marks
-insert into {schema}.mark (id, mark, until, doc)
+-- name: new_dedup_records
+insert into {schema}.dedup_record (id, key, until, doc)
 select * from unnest($1::uuid[], $2::bytea[], $3::bigint[], $4::bytea[])
-on conflict (id, mark) do update set until = excluded.until, doc = excluded.doc
+on conflict (id, key) do update set until = excluded.until, doc = excluded.doc
 
 -- name: settled_edges
 -- Like counted_signals: only the session that locks the downstream's state row writes its edges.
@@ -174,7 +174,7 @@ from (
 where t.ctid = g.place
 
 -- name: new_outbox
-insert into {schema}.chore (flow, id, number, kind, outcome, spared)
+insert into {schema}.outbox (flow, id, number, kind, outcome, spared)
 select * from unnest(
     $1::uuid[], $2::uuid[], $3::integer[], $4::smallint[], $5::smallint[], $6::boolean[]
 )

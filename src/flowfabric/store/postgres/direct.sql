@@ -66,13 +66,13 @@ received as (
     where (v.id in (select moved.id from moved)) is true
 ),
 marked as (
-    insert into {schema}.mark (id, mark, until, doc)
-    select v.id, v.mark, v.until, v.doc
+    insert into {schema}.dedup_record (id, key, until, doc)
+    select v.id, v.key, v.until, v.doc
     from unnest(
         coalesce($23::uuid[], $27::uuid[]), $24::bytea[], $25::bigint[], $26::bytea[]
-    ) as v (id, mark, until, doc)
+    ) as v (id, key, until, doc)
     where (v.id in (select moved.id from moved)) is true
-    on conflict (id, mark) do update set until = excluded.until, doc = excluded.doc
+    on conflict (id, key) do update set until = excluded.until, doc = excluded.doc
 )
 
 -- name: resumed_directly
@@ -240,7 +240,7 @@ settled as (
     where t.ctid = g.place
 ),
 owed as (
-    insert into {schema}.chore (flow, id, number, kind, outcome, spared)
+    insert into {schema}.outbox (flow, id, number, kind, outcome, spared)
     select c.flow, c.id, c.number, c.kind, c.outcome, c.spared
     from unnest(
         $27::uuid[], $28::uuid[], $29::uuid[], $30::integer[], $31::smallint[],
@@ -344,7 +344,7 @@ settled as (
     where t.ctid = g.place
 ),
 owed as (
-    insert into {schema}.chore (flow, id, number, kind, outcome, spared)
+    insert into {schema}.outbox (flow, id, number, kind, outcome, spared)
     select
         coalesce(c.flow, ($30::uuid[])[1]), c.id, coalesce(c.number, ($32::integer[])[1]),
         coalesce(c.kind, ($33::smallint[])[1]),

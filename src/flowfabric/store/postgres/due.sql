@@ -79,7 +79,7 @@ delete from {schema}.waitpoint where id = any($1::uuid[])
 delete from {schema}.signal where id = any($1::uuid[])
 
 -- name: trimmed_marks
-delete from {schema}.mark where id = any($1::uuid[])
+delete from {schema}.dedup_record where id = any($1::uuid[])
 
 -- name: trimmed_ledgers
 delete from {schema}.ledger where execution = any($1::uuid[])

@@ -5,13 +5,6 @@ table admission.at bigint not null
 table admission.count integer not null
 table admission.quota text not null
 table admission.key text not null
-table arrival.id uuid not null
-table arrival.at bigint not null
-table arrival.kind text not null
-table arrival.namespace text not null
-table arrival.lane text not null
-table arrival.options bytea not null
-table arrival.payload bytea not null
 table attempt.id uuid not null
 table attempt.index integer not null
 table attempt.doc bytea not null
@@ -30,18 +23,16 @@ table charge.until bigint not null
 table charge.budget text not null
 table charge.key text not null
 table charge.doc bytea not null
-table chore.flow uuid not null
-table chore.id uuid not null
-table chore.number integer not null
-table chore.kind smallint not null
-table chore.outcome smallint
-table chore.spared boolean not null
 table deadline.at bigint not null
 table deadline.id uuid not null
 table dedup.until bigint not null
 table dedup.id uuid not null
 table dedup.namespace text not null
 table dedup.key text not null
+table dedup_record.until bigint
+table dedup_record.id uuid not null
+table dedup_record.key bytea not null
+table dedup_record.doc bytea not null
 table done.rank bigint not null
 table done.ended_at bigint not null
 table done.started_at bigint
@@ -110,6 +101,13 @@ table frame_gap.seq bigint not null
 table frame_gap.id uuid not null
 table frame_gap.attempt integer not null
 table frame_gap.mode smallint not null
+table inbox.id uuid not null
+table inbox.at bigint not null
+table inbox.kind text not null
+table inbox.namespace text not null
+table inbox.lane text not null
+table inbox.options bytea not null
+table inbox.payload bytea not null
 table keyring.one smallint not null
 table keyring.version integer not null
 table keyring.doc bytea not null
@@ -137,12 +135,14 @@ table lease.route integer not null
 table ledger.execution uuid not null
 table ledger.budget text not null
 table ledger.doc bytea not null
-table mark.until bigint
-table mark.id uuid not null
-table mark.mark bytea not null
-table mark.doc bytea not null
 table meta.key text not null
 table meta.value bytea not null
+table outbox.flow uuid not null
+table outbox.id uuid not null
+table outbox.number integer not null
+table outbox.kind smallint not null
+table outbox.outcome smallint
+table outbox.spared boolean not null
 table parked.rank bigint not null
 table parked.timeout bigint
 table parked.due_at bigint
@@ -272,13 +272,13 @@ table worker.number integer not null
 table worker.id text not null
 table worker.instance text not null
 table admission with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
-table arrival with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
 table budget with (fillfactor=50)
-table chore with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
 table deadline with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
 table edge with (fillfactor=70)
 table flow with (fillfactor=50)
+table inbox with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
 table lease with (fillfactor=70, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
+table outbox with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
 table parked with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
 table presence with (fillfactor=50)
 table quota with (fillfactor=50)
@@ -288,10 +288,6 @@ constraint access_token_pkey PRIMARY KEY (name)
 constraint access_token_version CHECK ((version >= 1))
 constraint admission_count CHECK ((count > 0))
 constraint admission_pkey PRIMARY KEY (quota, key, at)
-constraint arrival_kind_check CHECK (((octet_length(kind) >= 1) AND (octet_length(kind) <= 256)))
-constraint arrival_lane_check CHECK ((lane ~ '^[ -~]{1,64}$'::text))
-constraint arrival_namespace_check CHECK (((octet_length(namespace) >= 1) AND (octet_length(namespace) <= 256)))
-constraint arrival_pkey PRIMARY KEY (id)
 constraint attempt_index CHECK ((index >= 0))
 constraint attempt_pkey PRIMARY KEY (id, index)
 constraint audit_pkey PRIMARY KEY (id)
@@ -300,11 +296,9 @@ constraint budget_pkey PRIMARY KEY (name)
 constraint budget_scope CHECK (((scope IS NULL) = (scope_id IS NULL)))
 constraint budget_version CHECK ((version >= 1))
 constraint charge_pkey PRIMARY KEY (budget, key)
-constraint chore_kind CHECK ((kind > 0))
-constraint chore_outcome CHECK (((outcome >= 0) AND (outcome <= 4)))
-constraint chore_pkey PRIMARY KEY (flow, id, number, kind)
 constraint deadline_pkey PRIMARY KEY (id)
 constraint dedup_pkey PRIMARY KEY (namespace, key)
+constraint dedup_record_pkey PRIMARY KEY (id, key)
 constraint done_attempt CHECK ((attempt >= 0))
 constraint done_epoch CHECK ((epoch >= 0))
 constraint done_lease CHECK ((((claim IS NULL) = (worker IS NULL)) AND ((claim IS NULL) = (started_at IS NULL))))
@@ -330,6 +324,10 @@ constraint frame_pkey PRIMARY KEY (id, attempt, ms, seq)
 constraint frame_seq CHECK ((seq >= 1))
 constraint frame_gap_mode CHECK (((mode >= 0) AND (mode <= 2)))
 constraint frame_gap_pkey PRIMARY KEY (id, attempt, mode)
+constraint inbox_kind_check CHECK (((octet_length(kind) >= 1) AND (octet_length(kind) <= 256)))
+constraint inbox_lane_check CHECK ((lane ~ '^[ -~]{1,64}$'::text))
+constraint inbox_namespace_check CHECK (((octet_length(namespace) >= 1) AND (octet_length(namespace) <= 256)))
+constraint inbox_pkey PRIMARY KEY (id)
 constraint keyring_one CHECK ((one = 1))
 constraint keyring_pkey PRIMARY KEY (one)
 constraint keyring_version CHECK ((version >= 1))
@@ -344,8 +342,10 @@ constraint lease_pkey PRIMARY KEY (id)
 constraint lease_start CHECK (((start >= 0) AND (start <= 4)))
 constraint lease_version CHECK ((version >= 1))
 constraint ledger_pkey PRIMARY KEY (execution, budget)
-constraint mark_pkey PRIMARY KEY (id, mark)
 constraint meta_pkey PRIMARY KEY (key)
+constraint chore_kind CHECK ((kind > 0))
+constraint chore_outcome CHECK (((outcome >= 0) AND (outcome <= 4)))
+constraint outbox_pkey PRIMARY KEY (flow, id, number, kind)
 constraint parked_attempt CHECK ((attempt >= 0))
 constraint parked_epoch CHECK ((epoch >= 0))
 constraint parked_gate CHECK ((((gate >= 0) AND (gate <= 9)) OR (gate = 20)))
@@ -388,8 +388,6 @@ constraint worker_pkey PRIMARY KEY (number)
 CREATE UNIQUE INDEX access_token_pkey ON flowfabric.access_token USING btree (name)
 CREATE INDEX admission_at ON flowfabric.admission USING btree (quota, at)
 CREATE UNIQUE INDEX admission_pkey ON flowfabric.admission USING btree (quota, key, at)
-CREATE INDEX arrival_order ON flowfabric.arrival USING btree (at, id)
-CREATE UNIQUE INDEX arrival_pkey ON flowfabric.arrival USING btree (id)
 CREATE UNIQUE INDEX attempt_pkey ON flowfabric.attempt USING btree (id, index)
 CREATE INDEX audit_kept ON flowfabric.audit USING btree (kept_until)
 CREATE UNIQUE INDEX audit_pkey ON flowfabric.audit USING btree (id)
@@ -398,11 +396,11 @@ CREATE INDEX budget_next_reset_at ON flowfabric.budget USING btree (next_reset_a
 CREATE UNIQUE INDEX budget_pkey ON flowfabric.budget USING btree (name)
 CREATE INDEX charge_until ON flowfabric.charge USING btree (until)
 CREATE UNIQUE INDEX charge_pkey ON flowfabric.charge USING btree (budget, key)
-CREATE UNIQUE INDEX chore_pkey ON flowfabric.chore USING btree (flow, id, number, kind)
 CREATE INDEX deadline_at ON flowfabric.deadline USING btree (at)
 CREATE UNIQUE INDEX deadline_pkey ON flowfabric.deadline USING btree (id)
 CREATE INDEX dedup_until ON flowfabric.dedup USING btree (until)
 CREATE UNIQUE INDEX dedup_pkey ON flowfabric.dedup USING btree (namespace, key)
+CREATE UNIQUE INDEX dedup_record_pkey ON flowfabric.dedup_record USING btree (id, key)
 CREATE INDEX done_ended_at ON flowfabric.done USING brin (ended_at) WITH (autosummarize='on')
 CREATE INDEX done_failed ON flowfabric.done USING btree (ended_at, id) WHERE (outcome = 1)
 CREATE INDEX done_outcome ON flowfabric.done USING btree (outcome) WHERE (outcome <> 0)
@@ -426,6 +424,8 @@ CREATE UNIQUE INDEX flow_tag_pkey ON flowfabric.flow_tag USING btree (id, key)
 CREATE UNIQUE INDEX forgotten_pkey ON flowfabric.forgotten USING btree (one)
 CREATE UNIQUE INDEX frame_pkey ON flowfabric.frame USING btree (id, attempt, ms, seq)
 CREATE UNIQUE INDEX frame_gap_pkey ON flowfabric.frame_gap USING btree (id, attempt, mode)
+CREATE INDEX inbox_order ON flowfabric.inbox USING btree (at, id)
+CREATE UNIQUE INDEX inbox_pkey ON flowfabric.inbox USING btree (id)
 CREATE UNIQUE INDEX keyring_pkey ON flowfabric.keyring USING btree (one)
 CREATE INDEX lane_capped ON flowfabric.lane USING btree (name) WHERE (concurrency IS NOT NULL)
 CREATE UNIQUE INDEX lane_pkey ON flowfabric.lane USING btree (name)
@@ -433,8 +433,8 @@ CREATE INDEX lease_queue ON flowfabric.lease USING btree (queue) WHERE (queue IS
 CREATE UNIQUE INDEX lease_pkey ON flowfabric.lease USING btree (id)
 CREATE INDEX ledger_budget ON flowfabric.ledger USING btree (budget)
 CREATE UNIQUE INDEX ledger_pkey ON flowfabric.ledger USING btree (execution, budget)
-CREATE UNIQUE INDEX mark_pkey ON flowfabric.mark USING btree (id, mark)
 CREATE UNIQUE INDEX meta_pkey ON flowfabric.meta USING btree (key)
+CREATE UNIQUE INDEX outbox_pkey ON flowfabric.outbox USING btree (flow, id, number, kind)
 CREATE INDEX parked_code ON flowfabric.parked USING btree (queue) WHERE ((gate = 2) AND (queue IS NOT NULL))
 CREATE INDEX parked_continuing ON flowfabric.parked USING btree (queue, rank, id) WHERE ((queue IS NOT NULL) AND (start = 4))
 CREATE INDEX parked_due_at ON flowfabric.parked USING btree (due_at) WHERE (due_at IS NOT NULL)

@@ -237,7 +237,7 @@ async def _admit(
     queries = session.queries
     async with connection.transaction():
         ids = [_uuid(creation) for creation in creations]
-        here = {row[0] for row in await connection.fetch(queries["admitted_arrivals"], ids)}
+        here = {row[0] for row in await connection.fetch(queries["admitted_inbox"], ids)}
         admitted = [creation for creation in creations if _uuid(creation) in here]
         if admitted:
             values = values_of(admitted, now, session.book.names)

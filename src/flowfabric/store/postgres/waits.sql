@@ -1,20 +1,20 @@
--- Waitpoints, signals and marks.
+-- Waitpoints, signals and dedup records.
 
 -- name: needed
 -- Everything rules asked for in one round trip; a kind that was not asked for is empty. If the
--- executions of marks are those of waitpoints, one each, they come as NULL. The
+-- executions of dedup records are those of waitpoints, one each, they come as NULL. The
 -- offsets keep a plan that was made while a table was empty from reading all of it for each key, and
 -- so does the order of edges, which only one index has.
-select 1 as kind, w.id, null::bytea as mark, null::bigint as until, null::uuid as suspension, w.doc
+select 1 as kind, w.id, null::bytea as key, null::bigint as until, null::uuid as suspension, w.doc
 from unnest($1::uuid[], $2::uuid[]) as a (id, waitpoint)
 cross join lateral (
     select * from {schema}.waitpoint t where t.id = a.id and t.waitpoint = a.waitpoint offset 0
 ) w
 union all
-select 2, m.id, m.mark, m.until, null, m.doc
-from unnest(coalesce($3::uuid[], $1::uuid[]), $4::bytea[]) as a (id, mark)
+select 2, m.id, m.key, m.until, null, m.doc
+from unnest(coalesce($3::uuid[], $1::uuid[]), $4::bytea[]) as a (id, key)
 cross join lateral (
-    select * from {schema}.mark t where t.id = a.id and t.mark = a.mark offset 0
+    select * from {schema}.dedup_record t where t.id = a.id and t.key = a.key offset 0
 ) m
 union all
 select 3, s.id, null, null, s.suspension, s.doc

@@ -6,8 +6,8 @@ import secrets
 from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.store.hints import EVERYTHING, NOTHING, Hints, Topic, Topics
 from flowfabric.store.postgres.dialer import PINNED, Connection
-from flowfabric.store.postgres.ear import Ear
 from flowfabric.store.postgres.link import Link
+from flowfabric.store.postgres.listener import Listener
 from flowfabric.store.postgres.wires import Wires
 
 GAP_SECONDS = 0.005
@@ -15,7 +15,7 @@ FAILED_PAUSE = 0.05
 
 
 class Notices:
-    """Passes hints on to other processes, at most one per 5 ms; the ear hears theirs. A process
+    """Passes hints on to other processes, at most one per 5 ms; `listener` hears theirs. A process
     that waits for nothing does not listen, and one that cannot listen sends all the same."""
 
     def __init__(self, wires: Wires, channel: str) -> None:
@@ -27,7 +27,7 @@ class Notices:
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self.hints = Hints(listen=self._listen, tell=self._tell)
-        self.ear = Ear(wires, self._link, channel, self.hints, self._heard, self._send)
+        self.listener = Listener(wires, self._link, channel, self.hints, self._heard, self._send)
 
     async def close(self) -> None:
         self._closed = True
@@ -36,11 +36,11 @@ class Notices:
         task, self._task = self._task, None
         if task is not None:
             await asyncio.wait([task])  # a statement is not cut off: its connection would be lost
-        await self.ear.close()
+        await self.listener.close()
 
     def _listen(self) -> None:
         if not self._closed:
-            self.ear.start()
+            self.listener.start()
 
     def _tell(self, topics: Topics) -> None:
         if self._closed:
@@ -81,7 +81,7 @@ class Notices:
         origin. No topics are this process's own try-out."""
         origin, _, number = payload.partition(":")
         if origin == self._origin:
-            self.ear.echoed()
+            self.listener.echoed()
         elif not origin:
             self.hints.wake(Topic.INBOX)
         else:

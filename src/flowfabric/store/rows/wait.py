@@ -42,7 +42,7 @@ _waitpoints = msgspec.json.Decoder(Waitpoint)
 
 class WaitWrites(Struct):
     """The rows that changes write beside the executions: (id, waitpoint, attempt, doc), (id,
-    number, waitpoint, suspension, doc), (id, number, suspension) and (id, mark, until, doc)."""
+    number, waitpoint, suspension, doc), (id, number, suspension) and (id, key, until, doc)."""
 
     waitpoints: list[Row] = field(default_factory=list)
     signals: list[Row] = field(default_factory=list)
@@ -115,21 +115,21 @@ class NeedsLoader:
 
     def add(self, row: Iterable[Any], uuid: Callable[[Any], UUID]) -> None:
         """Keeps a row of the query `needed`; the same one again changes nothing."""
-        kind, key, mark, until, suspension, doc = row
-        id = uuid(key)
+        kind, execution, key, until, suspension, doc = row
+        id = uuid(execution)
         try:
-            self._add(kind, id, mark, until, suspension and uuid(suspension), doc)
+            self._add(kind, id, key, until, suspension and uuid(suspension), doc)
         except UNREADABLE as error:
             raise unreadable("what execution", f"{id} waits for", error) from None
 
     def _add(
-        self, kind: int, id: UUID, mark: Any, until: Any, suspension: UUID | None, doc: Any
+        self, kind: int, id: UUID, key: Any, until: Any, suspension: UUID | None, doc: Any
     ) -> None:
         if kind == WAITPOINT:
             waitpoint = _read(_waitpoints, doc)
             self._waitpoints[id, waitpoint.id] = waitpoint
         elif kind == DEDUP:
-            self._dedup[id, bytes(mark)] = DedupRecord(bytes(mark), until, bytes(doc))
+            self._dedup[id, bytes(key)] = DedupRecord(bytes(key), until, bytes(doc))
         elif kind == EDGE:
             found = read_edge(doc, until)
             self._edges.setdefault(id, {})[found.edge.id] = found

@@ -116,8 +116,8 @@ def glance(
     asked = {"now": now, "has_duty": has_duty, "ready": ready, "leases": leases}
     row = session.row("glance", {**asked, "forever": FOREVER})
     assert row is not None  # noqa: S101 - it always gives one
-    arrivals, ready, blocked, busy, lines = map(bool, row[:5])
-    return Glance(has_duty, arrivals, ready, blocked, busy, lines, *row[5:])
+    inbox, ready, blocked, busy, lines = map(bool, row[:5])
+    return Glance(has_duty, inbox, ready, blocked, busy, lines, *row[5:])
 
 
 def drop_duty(session: SqliteSession, duty: str, holder: str) -> None:

@@ -80,7 +80,7 @@ delete from waitpoint where id in (?)
 delete from signal where id in (?)
 
 -- name: trimmed_marks
-delete from mark where id in (?)
+delete from dedup_record where id in (?)
 
 -- name: newly_forgotten
 select max(seq) from event where id in (?)

@@ -162,7 +162,7 @@ CREATE TABLE meta (
     value blob not null
 ) strict, without rowid;
 
-CREATE TABLE arrival (
+CREATE TABLE "inbox" (
     id blob primary key check (length(id) = 16),
     at integer not null,
     kind text not null check (length(kind) between 1 and 256),
@@ -171,8 +171,6 @@ CREATE TABLE arrival (
     options blob not null,
     payload blob not null
 ) strict, without rowid;
-
-CREATE INDEX arrival_order on arrival (at, id);
 
 CREATE TABLE schedule (
     name text primary key,
@@ -211,12 +209,12 @@ CREATE INDEX signal_waitpoint on signal (id, waitpoint, number);
 
 CREATE INDEX signal_suspension on signal (id, suspension, number) where suspension is not null;
 
-CREATE TABLE mark (
+CREATE TABLE "dedup_record" (
     id blob not null,
-    mark blob not null,
+    key blob not null,
     until integer,
     doc blob not null,
-    primary key (id, mark)
+    primary key (id, key)
 ) strict, without rowid;
 
 CREATE TABLE keyring (
@@ -267,7 +265,7 @@ CREATE INDEX edge_unsettled on edge (flow, upstream, id) where outcome is null;
 
 CREATE INDEX edge_downstream on edge (flow, downstream, id);
 
-CREATE TABLE chore (
+CREATE TABLE "outbox" (
     flow blob not null,
     id blob not null,
     number integer not null,
@@ -513,3 +511,5 @@ CREATE TABLE progress (
     at integer not null,
     primary key (id, attempt)
 ) strict, without rowid;
+
+CREATE INDEX inbox_order on inbox (at, id);

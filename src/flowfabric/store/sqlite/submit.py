@@ -107,9 +107,9 @@ def admit(session: SqliteSession, creations: Sequence[Creation], now: Millis) ->
     """The second caller finds the inbox entry gone. An id that was submitted in the meantime exists
     already and is not admitted again."""
     by_id = {creation.snapshot.execution.uuid.bytes: creation for creation in creations}
-    here = {id for (id,) in session.among("known_arrivals", list(by_id))} if by_id else set()
+    here = {id for (id,) in session.among("known_inbox", list(by_id))} if by_id else set()
     if here:
-        session.among("admitted_arrivals", list(here))
+        session.among("admitted_inbox", list(here))
         new = here - {row[0] for row in session.among("known_executions", list(here))}
         _insert(session, {id: creation for id, creation in by_id.items() if id in new})
     return len(here)

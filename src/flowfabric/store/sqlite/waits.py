@@ -28,7 +28,7 @@ def write(session: SqliteSession, changes: Iterable[tuple[UUID, Change[object]]]
     session.insert("new_signals", plain(rows.signals))
     counted = plain(rows.counted)
     session.each("counted_signals", [(counted_for, *key) for *key, counted_for in counted])
-    session.insert("new_marks", plain(rows.dedup))
+    session.insert("new_dedup_records", plain(rows.dedup))
 
 
 def load_needs(session: SqliteSession, needs: Sequence[Needs]) -> list[Loaded]:

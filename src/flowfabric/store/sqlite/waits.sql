@@ -1,4 +1,4 @@
--- Waitpoints, signals and marks.
+-- Waitpoints, signals and dedup records.
 
 -- name: new_waitpoints
 insert into waitpoint (id, waitpoint, attempt, doc) values (?, ?, ?, ?)
@@ -14,21 +14,21 @@ insert or fail into signal (id, number, waitpoint, suspension, doc) values (?, ?
 -- name: counted_signals
 update signal set suspension = ? where id = ? and number = ?
 
--- name: new_marks
-insert into mark (id, mark, until, doc) values (?, ?, ?, ?)
-on conflict (id, mark) do update set until = excluded.until, doc = excluded.doc
+-- name: new_dedup_records
+insert into dedup_record (id, key, until, doc) values (?, ?, ?, ?)
+on conflict (id, key) do update set until = excluded.until, doc = excluded.doc
 
 -- name: needed
--- Everything rules asked for: 1 waitpoints, 2 marks, 3 signals at a waitpoint after a number, 4 edges
--- of the execution's flow, 5 all edges into it, 6 as 3 but only the first 32. Left alone, the planner
--- reads all later signals of the execution.
+-- Everything rules asked for: 1 waitpoints, 2 dedup records, 3 signals at a waitpoint after a
+-- number, 4 edges of the execution's flow, 5 all edges into it, 6 as 3 but only the first 32. Left
+-- alone, the planner reads all later signals of the execution.
 with given (kind, id, key, taken) as (values (?, ?, ?, ?))
 select 1, w.id, null, null, null, w.doc
 from given as g cross join waitpoint as w on w.id = g.id and w.waitpoint = g.key
 where g.kind = 1
 union all
-select 2, m.id, m.mark, m.until, null, m.doc
-from given as g cross join mark as m on m.id = g.id and m.mark = g.key
+select 2, m.id, m.key, m.until, null, m.doc
+from given as g cross join dedup_record as m on m.id = g.id and m.key = g.key
 where g.kind = 2
 union all
 select 3, s.id, null, null, s.suspension, s.doc

@@ -24,7 +24,7 @@ SHORTEST_GAP, LONGEST_GAP = 0.02, 0.04
 log = logging.getLogger("flowfabric.postgres")
 
 
-class Ear:
+class Listener:
     """Listens while tasks wait, and tries first whether a notification comes back.
 
     One of the connections for work listens as well: it is in use all the time, so that one which
@@ -64,7 +64,7 @@ class Ear:
         """Called whenever a task waits."""
         self._asked.set()
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name="flowfabric-ear")
+            self._task = asyncio.create_task(self._run(), name="flowfabric-listener")
 
     def echoed(self) -> None:
         self._echo.set()
@@ -185,11 +185,11 @@ class Ear:
         if self._number is None:
             self._number = await self._numbers.run(self._newest)
             self._hints.wake()
-        hints, arrivals = await self._link.run(partial(self._news, self._number))
+        hints, inbox = await self._link.run(partial(self._news, self._number))
         self._number += hints
         if hints:
             self._hints.wake()
-        elif arrivals:
+        elif inbox:
             self._hints.wake(Topic.INBOX)
 
     async def _news(self, number: int, connection: Connection, repeated: bool) -> tuple[int, bool]:
@@ -198,8 +198,8 @@ class Ear:
         only how many rows the answer had: two for each hint, one for the inbox."""
         query = self._dialer.queries["news"].replace("$1", str(number))
         status = await connection.execute(query)
-        hints, arrivals = divmod(int(status.removeprefix("SELECT ")), 2)
-        return hints, arrivals > 0
+        hints, inbox = divmod(int(status.removeprefix("SELECT ")), 2)
+        return hints, inbox > 0
 
     async def _newest(self, connection: Connection, repeated: bool) -> int:
         number: int = await connection.fetchval(self._dialer.queries["newest_hint"])
