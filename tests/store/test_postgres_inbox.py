@@ -1,7 +1,7 @@
 """`select flowfabric.submit(…)`: submitting from any language, in any transaction."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from uuid import UUID
 
@@ -13,6 +13,7 @@ from flowfabric import ExecutionId, Fabric, RunFailed
 from flowfabric.core.base.time import Millis, from_datetime
 from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.submission import Submission
+from flowfabric.store.sql import load_migrations
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.run.options import WorkerOptions
 
@@ -244,3 +245,22 @@ async def test_a_run_ended_in_an_open_transaction_does_not_stop_the_sweep(
         await psql.execute("delete from flowfabric.lease where id = $1", ending.uuid)
         due = await engine.store.due(Millis(engine.now() + 1000), 10)
         assert due == [other.uuid]
+
+
+async def test_what_waited_before_the_tables_had_these_names_is_admitted(
+    fresh_database: Callable[..., str],
+) -> None:
+    url = fresh_database()
+    psql = await asyncpg.connect(url)
+    await psql.execute("create schema flowfabric")
+    for migration in load_migrations("postgres")[:25]:
+        await psql.execute(migration)
+    await psql.execute("insert into flowfabric.meta (key, value) values ('version', '25')")
+    before = await submit(psql, key="order-7")
+    async with Fabric(url) as fabric:
+        fabric.task()(double)
+        await fabric.engine()
+        assert await submit(psql, key="order-7") == before
+        assert await work(fabric) == 1
+        assert await (await run_of(fabric, before)).result() == 2
+    await psql.close()
