@@ -22,6 +22,8 @@ from flowfabric.core.execution.model import (
 )
 from flowfabric.core.execution.step import Step
 from flowfabric.core.limit.lane import Lane, LaneState
+from flowfabric.store.hints import Topic, Topics
+from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.queries import NEWEST, EventQuery, SideWrite
 from flowfabric.store.rows.record import LANES
 from tests.store.postgres_bench import (
@@ -291,6 +293,36 @@ async def test_rows_another_claimer_has_locked_are_skipped(bench: Bench) -> None
         )
         assert uuids(await bench.claim(2)) == uuids([second])
     assert uuids(await bench.claim(2)) == uuids([first])
+
+
+async def lock_first(rival: Connection, count: int) -> None:
+    """As a claim of that many that is under way."""
+    await rival.execute(
+        "select 1 from flowfabric.ready order by rank, id limit $1 for update", count
+    )
+
+
+async def test_a_claim_takes_what_is_behind_the_rows_of_another_one(bench: Bench) -> None:
+    """Two workers with hundreds of slots each: the second finds as many as it asks for."""
+    submitted = await bench.submit_many(400)
+    rival = await bench.raw()
+    async with rival.transaction():
+        await lock_first(rival, 250)
+        assert uuids(await bench.claim(150)) == uuids(submitted[250:])
+
+
+async def test_callers_look_again_where_a_claim_left_rows_to_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No hint tells that there are more, and the next poll is a second away."""
+    await bench.submit_many(81)
+    rival, woken = await bench.raw(), asyncio.Queue[Topics]()
+    async with rival.transaction(), asyncio.timeout(60):
+        await lock_first(rival, 80)
+        with monkeypatch.context() as patch:
+            patch.setattr(bench.store.hints, "wake", woken.put_nowait)
+            assert await bench.claim() == []
+            assert await woken.get() == Topic.WORK
 
 
 async def test_a_repeated_call_returns_what_it_took_and_fills_up(bench: Bench) -> None:

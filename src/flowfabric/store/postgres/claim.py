@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Active, Snapshot
 from flowfabric.core.execution.step import Step
+from flowfabric.store.hints import Topic
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.low_water import Look
 from flowfabric.store.postgres.session import PostgresSession, once
@@ -29,6 +30,9 @@ MERGED_ROUTES = 64
 MAX_ROUNDS = 4
 MAX_NUMBER = 2**31 - 1
 """Above every route there can be."""
+LOOK_AGAIN = 0.02
+"""Seconds after which waiting callers look again, where a claim has left rows to other claims. No
+hint tells that there are more."""
 
 MAX_TRIES = 30
 """How often a lane with a concurrency is tried while others take from it."""
@@ -92,13 +96,13 @@ async def _claim(
     book = session.book
     asked = [call for call in calls if repeated or call.repeated]
     taken = await _taken_before(session, connection, asked, now) if asked else []
-    left = MAX_ROUNDS
+    left, locked = MAX_ROUNDS, 0
     while left and (open := _with_room(calls, taken)):
         left -= 1
         # Work of a route that was just added may be better than all that is known; only the
         # last round takes what it can.
         known = book.newest_route if left else MAX_NUMBER
-        reply = await _take(session, connection, open, now, known)
+        reply = await _take(session, connection, open, now, known, locked)
         if reply.held:
             return taken + await _claim_each(session, connection, open, now)
         found, damaged = await _read(session, connection, open, now, reply.rows)
@@ -108,7 +112,11 @@ async def _claim(
         elif damaged:
             left += 1  # each is set aside, so this comes to an end
         elif len(reply.rows) == _room(open) or not reply.more:
-            break
+            return taken
+        else:
+            locked = reply.locked
+    if _with_room(calls, taken):
+        asyncio.get_running_loop().call_later(LOOK_AGAIN, session.hints.wake, Topic.WORK)
     return taken
 
 
@@ -149,13 +157,15 @@ def _room(calls: Sequence[ClaimCall]) -> int:
 
 class _Reply(NamedTuple):
     """The rows taken, the newest route, whether there were more candidates than looked at
-    (others may have locked those in front) or a lane others were taking from, and whether nothing
-    was taken because a row is held for one of several workers."""
+    (others may have locked those in front) or a lane others were taking from, whether nothing
+    was taken because a row is held for one of several workers, and how many candidates others have
+    locked."""
 
     rows: list[Any]
     newest: int
     more: bool
     held: bool
+    locked: int
 
 
 async def _take(
@@ -164,11 +174,14 @@ async def _take(
     calls: Sequence[ClaimCall],
     now: Millis,
     known: int,
+    locked: int,
 ) -> _Reply:
+    """Looks behind the candidates that others had `locked` a moment ago: two workers that claim
+    hundreds at a time would otherwise find the same rows again and again."""
     call, limits, ttls = calls[0], [each.limit for each in calls], [each.ttl for each in calls]
     room = sum(limits)
     workers = list({each.worker.id: None for each in calls})
-    candidates = room + room // 2 + 16
+    candidates = room + room // 2 + 16 + locked
     numbers = session.book.names.worker_numbers
     routes = await _routes(session, connection, call, now, workers, candidates)
     values = (
@@ -193,8 +206,9 @@ async def _take(
     first = rows[0]
     session.learned.suspects = first[_SUSPECTS]
     taken = [] if first[0] is None else rows
-    more = missed or first[_CANDIDATES] == candidates
-    return _Reply(taken, first[_NEWEST] or 0, more, first[_HELD])
+    found = first[_CANDIDATES]
+    more = missed or found == candidates
+    return _Reply(taken, first[_NEWEST] or 0, more, first[_HELD], found - len(taken))
 
 
 async def _take_marked(
