@@ -76,6 +76,24 @@ async def test_a_wrong_link_reveals_nothing(
     assert (reply.status_code, reply.json()["code"]) == (400, expected)
 
 
+@pytest.mark.parametrize("wrong", [{}, {"execution_id": UNKNOWN}, {"waitpoint_id": UNKNOWN}])
+@pytest.mark.parametrize("route", ["look", "decide"])
+async def test_a_link_of_an_expired_key_reveals_nothing(
+    http: httpx.AsyncClient,
+    asked: dict[str, str],
+    engine: Engine,
+    clock: ManualClock,
+    wrong: dict[str, str],
+    route: str,
+) -> None:
+    """INV-21: whether the run or the waitpoint exists or not."""
+    await engine.keys.rotate("next", "ab" * 32, grace=0)
+    clock.advance(1)
+    decision = {"decision": "approved"} if route == "decide" else {}
+    reply = await http.post(f"/v1/waitpoints/{route}", json={**asked, **wrong, **decision})
+    assert (reply.status_code, reply.json()["code"]) == (400, "token_expired")
+
+
 async def test_a_decision_resumes_the_run(
     http: httpx.AsyncClient, asked: dict[str, str], engine: Engine
 ) -> None:

@@ -157,6 +157,28 @@ async def test_what_each_one_said_is_kept(bench: Bench) -> None:
     assert await run.result() == ["fine by me", "", '{"why":"odd"}', ""]
 
 
+@pytest.mark.parametrize(
+    ("said", "shown"), [(b"looks good", "looks good"), (b"\xff", "\N{REPLACEMENT CHARACTER}")]
+)
+async def test_a_comment_that_is_no_json_fails_no_run(
+    bench: Bench, said: bytes, shown: str
+) -> None:
+    """server-sdk.md 1.7: the payload of a signal is any bytes, also that of a decision."""
+
+    @bench.fabric.task()
+    async def deploy(ctx: Context) -> list[Any]:
+        return [each.comment for each in (await ctx.approval("deploy")).decisions]
+
+    run = await deploy.submit()
+    await bench.work()
+    (asked,) = await bench.fabric.waitpoints(run)
+    token = await bench.fabric.waitpoint_token(run, "deploy")
+    decision = bench.engine.signals.delivery(asked.id)(name="approved", payload=said)
+    await bench.engine.signals.deliver(run.id, decision, token)
+    await bench.work()
+    assert await run.result() == [shown]
+
+
 async def test_time_that_is_over_is_no_approval(bench: Bench) -> None:
     run = await add_deploy(bench, of=2, timeout="1h").submit()
     await bench.work()

@@ -100,8 +100,8 @@ async def decide(
     """Decides with a waitpoint's token alone. The same decision again is a duplicate."""
     signals, id = engine_of(request).signals, read_id(data.execution_id)
     waitpoint = read_uuid_text(data.waitpoint_id, "waitpoint")
-    await signals.look(id, waitpoint, data.token)  # an unknown run answers like a wrong token
-    answer = await signals.deliver(id, delivery_of(data, signals, waitpoint), data.token)
+    delivery = delivery_of(data, signals, waitpoint)
+    answer = await signals.deliver(id, delivery, data.token, hidden=True)
     return respond(answer_of(answer), headers=NO_STORE)
 
 

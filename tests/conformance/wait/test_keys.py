@@ -368,7 +368,7 @@ async def test_the_list_shows_the_key_of_the_token_that_is_given_out(lab: Lab) -
 
 
 async def test_a_stored_secret_that_is_none_is_told_as_such(lab: Lab) -> None:
-    """E-T261: whoever wrote it, nobody is let in"""
+    """E-T261: whoever wrote it, nobody is let in; §1.8: what has no token is still listed"""
     id, ticket = await signed(lab)
     stored = await stored_keys(lab)
     ring = keyring.read_ring(stored.doc)
@@ -380,6 +380,8 @@ async def test_a_stored_secret_that_is_none_is_told_as_such(lab: Lab) -> None:
         await deliver(lab, id, ticket)
     assert caught.value.code == "invalid_secret"
     assert "zz" not in str(caught.value)
+    [listed] = await lab.engine.suspensions.waitpoints(id)
+    assert (listed.id, listed.token_kid, listed.token_fingerprint) == (ticket.id, "", "")
 
 
 # -- more than one process

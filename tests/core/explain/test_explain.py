@@ -34,6 +34,7 @@ from flowfabric.core.explain.reasons import GATES, Explanation, Reason, ReasonCo
 from flowfabric.core.explain.run import Around, explain
 from flowfabric.core.explain.sentences import MANY, ONE, listed, number, rate_words
 from flowfabric.core.explain.state import suspended_reasons
+from flowfabric.core.explain.summary import summarise_wait
 from flowfabric.core.explain.workers import Running
 from flowfabric.core.flow.join import Join
 from flowfabric.core.limit.budget import Budget, Limit, OnHard
@@ -42,11 +43,17 @@ from flowfabric.core.limit.quota import Quota, Rate, Use, queue_of
 from flowfabric.core.limit.release import Line, QuotaView, Room
 from flowfabric.core.wait.condition.codec import write_condition
 from flowfabric.core.wait.condition.model import (
+    AllTrue,
+    AnyTrue,
     ByName,
+    Condition,
+    Count,
+    CountKind,
     OperatorOnly,
     Single,
     TimeoutOnly,
     all_waitpoints,
+    any_waitpoint,
 )
 from flowfabric.core.wait.model import Arm, Behaviour, Pending, Suspension, Waits
 from tests.kit.snapshots import ALL, ENDED, LATER, LIVING, NOW, fresh, suspended
@@ -201,13 +208,18 @@ def arm(condition: dict[str, Any], **members: Any) -> Arm:
     return Arm(condition=condition, bound=(Pending(UUID(int=7), "go"),), **members)
 
 
-def waits_for(*arms: Arm, reason: str = "waiting_for_signal") -> list[Reason]:
+def suspended_for(*arms: Arm, reason: str = "waiting_for_signal") -> Snapshot:
     snapshot = suspended()
     assert isinstance(snapshot.state, Suspended)
-    state = replace(snapshot.state, reason=reason)
     waits = Waits(suspension=Suspension(arms=arms))
-    found = snapshot.to(state, life=replace(snapshot.life, waits=waits))
-    return list(suspended_reasons(found, state, {}))
+    state = replace(snapshot.state, reason=reason)
+    return snapshot.to(state, life=replace(snapshot.life, waits=waits))
+
+
+def waits_for(*arms: Arm, reason: str = "waiting_for_signal") -> list[Reason]:
+    found = suspended_for(*arms, reason=reason)
+    assert isinstance(found.state, Suspended)
+    return list(suspended_reasons(found, found.state, {}))
 
 
 def test_each_thing_that_would_wake_it_is_a_reason() -> None:
@@ -238,6 +250,33 @@ def test_each_thing_that_would_wake_it_is_a_reason() -> None:
     )
     (bare,) = waits_for()
     assert bare.text == "it is suspended: waiting for signal"
+
+
+@pytest.mark.parametrize(
+    ("condition", "last"),
+    [
+        (all_waitpoints("a", "b"), "and"),
+        (any_waitpoint("a", "b"), "or"),
+        (Count(2, CountKind.WAITPOINTS, ("a", "b", "a")), "and"),
+        (Count(2, CountKind.SIGNALS, ("a", "b")), "or"),
+        (AllTrue((any_waitpoint("a", "b"), Single("a", ByName("x")))), "or"),
+        (AnyTrue((Single("a"), Single("b"))), "or"),
+    ],
+)
+def test_whether_all_waitpoints_are_needed_is_said(condition: Condition, last: str) -> None:
+    """4.2: of several waitpoints a condition needs each, or one of them is enough."""
+    (reason,) = waits_for(arm(write_condition(condition)))
+    assert f" at a {last} " in reason.text
+    summary = summarise_wait(suspended_for(arm(write_condition(condition))))
+    assert summary is not None
+    assert summary.text == f"signal a {last} signal b"
+
+
+def test_what_ends_each_wait_is_summarised() -> None:
+    both, one = arm(write_condition(all_waitpoints("a", "b"))), arm(write_condition(Single("c")))
+    summary = summarise_wait(suspended_for(both, one))
+    assert summary is not None
+    assert summary.text == "signal a and signal b or signal c"
 
 
 # -- workers

@@ -16,7 +16,7 @@ from flowfabric.core.execution.model import Probation
 from flowfabric.core.explain.reasons import FEW, Reason, ReasonCode
 from flowfabric.core.flow.join import AllOf, AnyOf, Join, JoinState
 from flowfabric.core.limit.quota import Rate
-from flowfabric.core.wait.condition.model import OperatorOnly, TimeoutOnly, Unknown
+from flowfabric.core.wait.condition.model import OperatorOnly, TimeoutOnly, Unknown, needs_all
 from flowfabric.core.wait.model import Behaviour
 
 Facts = Mapping[str, Any]
@@ -156,7 +156,9 @@ def _lost(facts: Facts) -> str:
 
 def _waits(facts: Facts) -> str:
     """Names waitpoints, never their tokens."""
-    match facts.get("condition"):
+    condition = facts.get("condition")
+    last = "and" if condition is None or needs_all(condition) else "or"
+    match condition:
         case OperatorOnly():
             text = "only an operator resumes it"
         case TimeoutOnly():
@@ -164,11 +166,12 @@ def _waits(facts: Facts) -> str:
         case Unknown():
             text = "it waits for something a newer release wrote"
         case _ if facts.get("flows"):
-            text = f"it waits for flow {listed(facts['flows'])} to end"
+            text = f"it waits for flow {listed(facts['flows'], last=last)} to end"
         case _ if facts.get("approval"):
             text = f"it waits for approval: {listed(facts['waitpoints'])}"
         case _ if signals := facts.get("signals"):
-            text = f"it waits for {listed([_signal(*each) for each in signals.items()])}"
+            named = [_signal(*each) for each in signals.items()]
+            text = f"it waits for {listed(named, last=last)}"
         case _:
             text = f"it is suspended: {facts['reason'].replace('_', ' ')}"
     then = facts.get("then")

@@ -8,7 +8,13 @@ from flowfabric.core.execution.model import Gate, Lost, Ready, Snapshot, Suspend
 from flowfabric.core.explain.sentences import listed
 from flowfabric.core.explain.state import flow_at
 from flowfabric.core.wait.condition.codec import read_condition
-from flowfabric.core.wait.condition.model import OperatorOnly, TimeoutOnly, Unknown, keys_of
+from flowfabric.core.wait.condition.model import (
+    OperatorOnly,
+    TimeoutOnly,
+    Unknown,
+    keys_of,
+    needs_all,
+)
 from flowfabric.core.wait.model import NO_WAITS, Arm
 
 _NOUNS = {"waiting_for_approval": "approval", "waiting_for_callback": "callback"}
@@ -73,6 +79,7 @@ def _suspended(snapshot: Snapshot, state: Suspended) -> str:
 
 
 def _arm(arm: Arm, reason: str) -> list[str]:
+    """What ends the wait; any of them does."""
     condition = read_condition(arm.condition)
     match condition:
         case OperatorOnly():
@@ -83,8 +90,8 @@ def _arm(arm: Arm, reason: str) -> list[str]:
             return ["something that a newer release wrote"]
         case _:
             noun = _NOUNS.get(reason, "signal")
-            keys = keys_of(condition)
-            return [
+            found = [
                 f"{noun} {key}" if (flow := flow_at(key)) is None else f"flow {flow}"
-                for key in keys
+                for key in keys_of(condition)
             ]
+            return [listed(found)] if needs_all(condition) else found

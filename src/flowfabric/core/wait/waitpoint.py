@@ -12,7 +12,13 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import FenceRequired, NoSigningKey, NotFound, WaitpointExists
+from flowfabric.core.base.errors import (
+    FenceRequired,
+    InvalidSecret,
+    NoSigningKey,
+    NotFound,
+    WaitpointExists,
+)
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change, unchanged
@@ -38,7 +44,7 @@ from flowfabric.core.wait.model import (
     dedup_key,
 )
 from flowfabric.core.wait.resume import CLOSED, SuspensionEnd, end_suspension, suspension_of
-from flowfabric.core.wait.token import TokenClaims, mint
+from flowfabric.core.wait.token import Token, TokenClaims, mint
 
 
 class NewWaitpoint(Struct, frozen=True, kw_only=True):
@@ -246,6 +252,7 @@ def _described(
     suspension = (snapshot.life.waits or NO_WAITS).suspension
     arms = [] if suspension is None else [a for a in suspension.arms if row.id in _bound(a)]
     names = names_for(read_condition(arms[-1].condition), row.key) if arms else ()
+    token = _mintable(ring, row)
     return OpenWaitpoint(
         id=row.id,
         execution=snapshot.execution.id,
@@ -255,11 +262,20 @@ def _described(
         created_at=row.created_at,
         activated_at=suspension.created_at if suspension and arms else None,
         expires_at=arms[0].timeout_at if arms else pending.expires_at,
-        token_kid=row.kid,
-        token_fingerprint=mint(ring, row).fingerprint if row.kid in ring.keys else "",
+        token_kid=token.kid,
+        token_fingerprint=token.fingerprint,
         terms=row.terms,
         about=_value(row.terms),
     )
+
+
+def _mintable(ring: Keyring, row: Waitpoint) -> Token:
+    """The token of a waitpoint; an empty one if its key is gone or cannot be used, so that the
+    waitpoints are listed in any case."""
+    try:
+        return mint(ring, row)
+    except (NoSigningKey, InvalidSecret):
+        return Token("")
 
 
 def asked_decision(

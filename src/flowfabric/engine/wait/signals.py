@@ -6,7 +6,7 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import Invalid, InvalidToken, MissingToken, NotFound
+from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.ids import parse_uuid
 from flowfabric.core.base.numbers import check_limit, check_whole
 from flowfabric.core.base.shape import check_shape
@@ -20,10 +20,10 @@ from flowfabric.core.base.text import (
 )
 from flowfabric.core.base.time import Millis, check_moment, check_span
 from flowfabric.core.execution.change import Change
+from flowfabric.core.execution.lease import present
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.wait import channel
 from flowfabric.core.wait import signal as rules
-from flowfabric.core.wait.keyring import NOT_VALID
 from flowfabric.core.wait.model import Loaded, ReceivedSignal
 from flowfabric.core.wait.signal import (
     APPROVAL,
@@ -136,20 +136,19 @@ class Signals(Service):
 
     async def look(self, id: str, waitpoint: UUID, token: Token | str | None) -> AskedDecision:
         """What the holder of a token is asked to decide. It uses the token up in no way. An unknown
-        run or waitpoint and a wrong token get the same answer; without a token, all do."""
-        if not token:
-            raise MissingToken("a token is required")
+        run or waitpoint and a wrong token get the same answer; without a token, or with one of a
+        key that has expired, all do."""
         target = parse_uuid(waitpoint, "waitpoint")
         kid, claims = peek_with_kid(token)
         credential = Credential(await self._context.ring.for_token(kid), token)
         snapshot = await self._load(id)
         needs = rules.needs_to_look(snapshot, target, claims)
-        if snapshot is None or needs is None:
-            raise InvalidToken(NOT_VALID)
-        (loaded,) = await self._context.store.load_needs([needs])
+        loaded = Loaded({}, {}, [])
+        if needs is not None:
+            (loaded,) = await self._context.store.load_needs([needs])
         now = self._now()
         row, verified = rules.check_token(loaded, now, target, credential)
-        return asked_decision(snapshot, now, row, verified)
+        return asked_decision(present(snapshot), now, row, verified)
 
     async def revoke(self, id: str, waitpoint: UUID, token: Token | str | None = None) -> None:
         """Revokes a bound token; without one, every token of the waitpoint issued so far."""

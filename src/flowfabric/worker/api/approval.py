@@ -4,7 +4,6 @@ import json
 from base64 import b64encode
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 
 from msgspec import Struct
 
@@ -13,7 +12,7 @@ from flowfabric.core.base.time import to_datetime
 from flowfabric.core.execution.step import Recorded
 from flowfabric.core.wait.model import MAX_VALUE, Signal, Waited
 from flowfabric.core.wait.token import digest_of
-from flowfabric.worker.codec import decode, plain
+from flowfabric.worker.codec import Undecodable, decode, plain
 
 APPROVED = "approved"
 REJECTED = "rejected"
@@ -97,8 +96,11 @@ def decisions_of(signals: list[Signal]) -> tuple[ApproverDecision, ...]:
 
 
 def _comment(payload: bytes | None) -> str:
-    """The comment on a decision; what is no text is shown as JSON and does not fail the run."""
-    comment = decode(payload or b"null", Any)
-    if comment is None:
-        return ""
-    return comment if isinstance(comment, str) else (payload or b"").decode()
+    """The comment on a decision. What is no JSON text is shown as it was sent, and does not fail
+    the run: the holder of a token may send any bytes."""
+    sent = payload or b'""'
+    try:
+        comment = decode(sent, str | None)
+    except Undecodable:
+        return sent.decode(errors="replace")
+    return comment or ""

@@ -125,6 +125,17 @@ def is_answerable(condition: Condition) -> bool:
             return False
 
 
+def needs_all(condition: Condition) -> bool:
+    """Whether every waitpoint that it refers to must receive a signal."""
+    match condition:
+        case AllTrue():
+            return all(needs_all(member) for member in condition.members)
+        case Count(kind=CountKind.WAITPOINTS):
+            return condition.n >= len(set(condition.waitpoints))
+        case _:
+            return len(keys_of(condition)) <= 1
+
+
 def leaves(condition: Condition) -> Iterator[Leaf]:
     """In pre-order; a leaf's place in it is the place of its tally."""
     if isinstance(condition, _BODIES):
