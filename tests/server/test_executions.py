@@ -223,7 +223,9 @@ async def test_a_key_that_stands_twice_is_422(http: httpx.AsyncClient) -> None:
     assert "priority" in error_of(reply, 422)["details"]["reason"]
 
 
-@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize(
+    "kind", [None, "text/plain", "application/x-www-form-urlencoded", "application/octet-stream"]
+)
 async def test_another_content_type_is_415(http: httpx.AsyncClient, kind: str | None) -> None:
     headers = {} if kind is None else {"Content-Type": kind}
     reply = await http.post(URL, content=json.dumps(EXECUTION).encode(), headers=headers)

@@ -3,10 +3,12 @@
 import asyncio
 import logging
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
 
+from flowfabric.core.base.errors import StoreFull
 from flowfabric.core.wait.keyring import Noop
 from flowfabric.engine.engine import Engine
 from tests.kit.http import error_of, padded
@@ -100,6 +102,20 @@ async def test_a_rotation_that_takes_too_long_is_504(
     with caplog.at_level(logging.INFO, "flowfabric.server.audit"):
         error_of(await http.post(URL, json=ROTATE), 504)
     assert _events(caplog) == ["waitpoint_hmac_rotation_timeout_http_504"]
+
+
+async def test_a_rotation_that_the_store_refuses_is_recorded(
+    http: httpx.AsyncClient,
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """server-sdk.md 2.5: a rotation that failed is a security event, whatever the reason."""
+    monkeypatch.setattr(engine.keys, "rotate", AsyncMock(side_effect=StoreFull("no space left")))
+    with caplog.at_level(logging.INFO, "flowfabric.server.audit"):
+        error_of(await http.post(URL, json=ROTATE), 503)
+    assert _events(caplog) == ["waitpoint_hmac_rotation_failed"]
+    assert "(store_full)" in _audited(caplog)[0].getMessage()
 
 
 async def test_a_rotation_is_recorded_without_the_secret(

@@ -26,7 +26,7 @@ from flowfabric.server.metrics import metrics_beside
 from flowfabric.server.options import ListenAddress, ServerOptions
 from flowfabric.store.clock import ManualClock
 from tests.kit import flow_lab, limiting
-from tests.kit.http import KnownCaller, create, tenant
+from tests.kit.http import NOBODY, KnownCaller, create, tenant
 from tests.kit.lab import W1, Lab
 from tests.kit.scrape import Scrape, measuring, scrape
 from tests.kit.situations import take
@@ -138,13 +138,26 @@ async def test_requests_are_counted_by_route_and_status(http: httpx.AsyncClient)
     assert after.since(before, timed, **state, status="200") == 1
 
 
-async def test_a_refused_token_is_counted_too(engine: Engine) -> None:
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}])
+async def test_a_refused_caller_is_counted_by_route(
+    engine: Engine, headers: dict[str, str]
+) -> None:
+    """Spec 5.1: every request is counted under its template, refused ones (401) included."""
     async with _client(ServerContext(engine, Authentication(engine, is_open=False))) as http:
         before = await scrape(http)
-        reply = await http.get("/v1/counts", headers={"Authorization": "Bearer wrong"})
-        assert reply.status_code == 401
+        for path in (f"/v1/executions/{NOBODY}/state", "/nowhere", "/v1/executions/%00"):
+            assert (await http.get(path, headers=headers)).status_code == 401
+        assert (await http.delete("/v1/executions", headers=headers)).status_code == 401
         after = await scrape(http)
-    assert after.since(before, "ff_http_requests_total", method="GET", status="401") == 1
+
+    def more(method: str, path: str) -> float:
+        labels = {"method": method, "path": path, "status": "401"}
+        return after.since(before, "ff_http_requests_total", **labels)
+
+    assert more("GET", "/v1/executions/{id}/state") == 1
+    assert more("GET", "/v1/executions/{id}") == 1
+    assert more("GET", "unknown") == 1
+    assert more("DELETE", "unknown") == 1
 
 
 async def test_the_life_of_runs_is_counted(

@@ -72,6 +72,17 @@ async def test_pending_waitpoints_are_a_bare_array(http: httpx.AsyncClient, lab:
     ]
 
 
+async def test_a_suspended_execution_says_in_words_where_it_waits(
+    http: httpx.AsyncClient, lab: Lab
+) -> None:
+    """Scenario 7.8: who polls a suspended execution reads `blocking_detail`."""
+    id, ticket = await suspended(http, lab)
+    info = (await http.get(f"{URL}/{id}")).json()
+    assert (info["public_state"], info["blocking_detail"]) == ("suspended", "waits at go")
+    assert (await http.post(f"{URL}/{id}/signal", json=signal(ticket))).status_code == 200
+    assert (await http.get(f"{URL}/{id}")).json()["blocking_detail"] == ""
+
+
 async def test_a_waitpoint_that_nothing_waits_at_is_pending(
     http: httpx.AsyncClient, lab: Lab
 ) -> None:

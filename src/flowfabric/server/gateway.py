@@ -11,8 +11,13 @@ import logging
 import random
 import re
 import time
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
+
+from litestar import Litestar
+from litestar.exceptions import HTTPException
+from litestar.utils import normalize_path
 
 from flowfabric.core.access.token import ANONYMOUS, Identity
 from flowfabric.core.base.errors import FlowFabricError, Overloaded, Unauthenticated
@@ -49,8 +54,9 @@ _UNLIMITED = _PROBES | {"/metrics"}
 class Gateway:
     """Wraps the application; lifespan messages pass through."""
 
-    def __init__(self, app: App, context: ServerContext) -> None:
-        self._app = app
+    def __init__(self, app: Litestar, context: ServerContext) -> None:
+        self._app: App = app
+        self._routing = app.asgi_router.handle_routing
         self._context = context
         rate = context.options.rate_limit
         self._rates = None if rate is None else RateLimiter(rate)
@@ -85,9 +91,16 @@ class Gateway:
             ):
                 await self._app(scope, receive, answering.send)
         except FlowFabricError as error:
+            self._find_route(scope)
             await answering.refuse(error)
         finally:
             answering.tell()
+
+    def _find_route(self, scope: Scope) -> None:
+        """Says which route was asked for, where the request is refused before the routes see it."""
+        path = normalize_path(scope["path"])
+        with suppress(HTTPException):
+            *_, scope["path_template"] = self._routing(path=path, method=scope["method"])
 
     async def _identify(self, scope: Scope, headers: dict[bytes, bytes]) -> Identity | None:
         if scope["path"] in _PROBES and scope["method"] == "GET":

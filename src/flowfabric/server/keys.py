@@ -8,7 +8,7 @@ from litestar import Request, Response, post
 from litestar.params import JSONBody
 from msgspec import Struct
 
-from flowfabric.core.base.errors import RotationConflict
+from flowfabric.core.base.errors import Contention, Overloaded, RotationConflict, Unavailable
 from flowfabric.core.base.ids import PARTITIONS
 from flowfabric.server.access import caller_of, check_everywhere, needs
 from flowfabric.server.asgi import REQUEST_ID
@@ -62,9 +62,12 @@ async def rotate_secret(
                 await context.engine.keys.rotate(
                     data.new_kid, data.new_secret_hex, grace=context.options.waitpoint_grace
                 )
-        except RotationConflict as conflict:
-            _record(request, logging.WARNING, "waitpoint_hmac_rotation_failed", data.new_kid)
-            return _refused(400, str(conflict), conflict.code)
+        except (Contention, Overloaded, Unavailable) as error:
+            event = "waitpoint_hmac_rotation_failed"
+            _record(request, logging.WARNING, event, data.new_kid, error.code)
+            if not isinstance(error, RotationConflict):
+                raise
+            return _refused(400, str(error), error.code)
         except TimeoutError:
             event = "waitpoint_hmac_rotation_timeout_http_504"
             _record(request, logging.WARNING, event, data.new_kid)
@@ -76,17 +79,19 @@ async def rotate_secret(
 
 _SAID = {
     "waitpoint_hmac_rotation_complete": "waitpoint secret rotated: kid %s by %s",
-    "waitpoint_hmac_rotation_failed": "waitpoint secret not rotated, kid %s is another: by %s",
+    "waitpoint_hmac_rotation_failed": "waitpoint secret not rotated: kid %s by %s",
     "waitpoint_hmac_rotation_timeout_http_504": "waitpoint secret: rotation to kid %s by %s took "
     "too long; it may be done",
 }
 """What the log says of each event, which the original calls by the same names."""
 
 
-def _record(request: Request[Any, Any, Any], level: int, event: str, kid: str) -> None:
+def _record(
+    request: Request[Any, Any, Any], level: int, event: str, kid: str, why: str = ""
+) -> None:
     name = caller_of(request).name
     extra = {"event": event, "caller": name, "request_id": request.scope.get(REQUEST_ID)}
-    audit.log(level, _SAID[event], kid, name, extra=extra)
+    audit.log(level, f"{_SAID[event]}%s", kid, name, why and f" ({why})", extra=extra)
 
 
 def _refused(status: int, text: str, code: str, *, retryable: bool | None = None) -> Response[Any]:

@@ -3,7 +3,7 @@
 A body is decoded strictly by `Body`: a wrong type is 422, broken JSON is 400, another content type
 is 415, and a key that stands twice is refused, because two parsers would disagree about it. A route
 with `opt=needs(…, octets="member")` also takes `application/octet-stream`: the body is that member,
-and the query has the others.
+and the query has the others; bytes without a query are 415, as they are on every other route.
 
 Fields that a route of the original does not know are ignored, as its clients expect, and named in
 the header `FlowFabric-Ignored-Fields`, by their paths if they are inside of others
@@ -108,7 +108,8 @@ class Body(AbstractDTO[Any]):
         decoder, find = self._decoders[connection.route_handler.handler_id]
         kind = connection.headers.get("content-type")
         member = connection.route_handler.opt.get("octets")
-        if member is not None and _media_type(kind) == OCTETS:
+        has_query = bool(connection.scope["query_string"])
+        if member is not None and has_query and _media_type(kind) == OCTETS:
             octets = b"" if connection.scope.get(EMPTY) else value
             return _from_query(decoder.type, connection, member, octets, find)
         if connection.scope.get(EMPTY) and kind is None and not _required(decoder.type):

@@ -55,7 +55,7 @@ from flowfabric.core.execution.status import (
 )
 from flowfabric.core.execution.submission import Submission, create
 from flowfabric.core.wait import resume
-from flowfabric.core.wait.model import Suspension, Waits
+from flowfabric.core.wait.model import Arm, Pending, Suspension, Waits
 
 NOW = Millis(1_700_000_000_000)
 LATER = Millis(NOW + 3_600_000)
@@ -447,6 +447,15 @@ def test_the_words_of_every_dimension_are_those_of_the_specification() -> None:
     )
 
 
+SUSPENDED = Suspended(Next(Start.CONTINUE, 0), SOME, "waiting_for_signal", NOW)
+
+
+def waiting_at(*keys: str) -> Life:
+    """A life with an open suspension at waitpoints of these keys."""
+    arm = Arm({}, bound=tuple(Pending(SOME, key) for key in keys))
+    return Life(waits=Waits(suspension=Suspension(id=SOME, arms=(arm,))))
+
+
 @pytest.mark.parametrize(
     ("state", "life", "detail"),
     [
@@ -468,6 +477,9 @@ def test_the_words_of_every_dimension_are_those_of_the_specification() -> None:
             "lease revoked: tired",
         ),
         (Lost(False, Next(Start.RECLAIM, 1)), EMPTY_LIFE, "lease expired, awaiting reclaim"),
+        (SUSPENDED, waiting_at("a", "b"), "waits at a, b"),
+        (SUSPENDED, waiting_at(*"abcdef"), "waits at a, b, c, d, e and 1 more"),
+        (SUSPENDED, waiting_at(), None),
         (Ready(Next(Start.INITIAL, 0)), EMPTY_LIFE, None),
     ],
 )

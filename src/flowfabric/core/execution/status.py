@@ -178,6 +178,9 @@ _STARTS = {
 _NEVER_RUN = {Outcome.CANCELLED, Outcome.EXPIRED, Outcome.SKIPPED}
 _NEW_ATTEMPTS = {Start.INITIAL, Start.RETRY, Start.REPLAY}
 
+_KEYS_SHOWN = 5
+"""Most waitpoints that the detail of a suspended run names."""
+
 _PUBLIC_OUTCOME = {
     "success": PublicState.COMPLETED,
     "failed": PublicState.FAILED,
@@ -261,22 +264,31 @@ def blocking_detail(snapshot: Snapshot) -> str | None:
     """The blocking reason as free text."""
     life = snapshot.head.life
     match snapshot.state:
-        case Waiting(gate=Gate.DELAY | Gate.WORKER_DELAY, due_at=due_at):
-            return f"delayed until {due_at}"
-        case Waiting(gate=Gate.BACKOFF, due_at=due_at, next=next):
-            return f"attempt {next.attempt - 1} failed, retry after {due_at}"
-        case Waiting(gate=Gate.RESUME_DELAY, due_at=due_at):
-            return f"resume delayed until {due_at}"
-        case Waiting(gate=Gate.DEPENDENCIES | Gate.UNSEALED):
-            return _waits_for(life) or life.detail
-        case Waiting():
-            return life.detail
+        case Waiting() as waiting:
+            return _why_parked(waiting, life)
         case Lost(revoked=True):
             return f"lease revoked: {life.lapsed.reason if life.lapsed else ''}"
         case Lost():
             return "lease expired, awaiting reclaim"
+        case Suspended():
+            return _waits_at([] if life.waits is None else [each.key for each in life.waits.active])
         case _:
             return None
+
+
+def _why_parked(waiting: Waiting, life: Life) -> str | None:
+    due_at = waiting.due_at
+    match waiting.gate:
+        case Gate.DELAY | Gate.WORKER_DELAY:
+            return f"delayed until {due_at}"
+        case Gate.BACKOFF:
+            return f"attempt {waiting.next.attempt - 1} failed, retry after {due_at}"
+        case Gate.RESUME_DELAY:
+            return f"resume delayed until {due_at}"
+        case Gate.DEPENDENCIES | Gate.UNSEALED:
+            return _waits_for(life) or life.detail
+        case _:
+            return life.detail
 
 
 def _waits_for(life: Life) -> str | None:
@@ -288,6 +300,12 @@ def _waits_for(life: Life) -> str | None:
     if life.unsealed:
         waits_for.append("the seal of its flow")
     return f"waits for {' and '.join(waits_for)}" if waits_for else None
+
+
+def _waits_at(keys: list[str]) -> str | None:
+    """Which waitpoints a suspended run waits at; of many the first."""
+    more = f" and {len(keys) - _KEYS_SHOWN} more" if len(keys) > _KEYS_SHOWN else ""
+    return f"waits at {', '.join(keys[:_KEYS_SHOWN])}{more}" if keys else None
 
 
 def _blocked(reason: str | None, next: Next) -> Vector:
