@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from flowfabric.core.base.ids import lane_partition
-from flowfabric.core.limit.quota import Quota
 from flowfabric.store.clock import ManualClock
 from tests.kit.http import EXECUTION, HOME, LANE, NOBODY, create, error_of, tagged, without
 from tests.kit.lab import W1, W2, Lab
@@ -555,19 +554,6 @@ async def test_replay_of_an_ended_execution(http: httpx.AsyncClient, lab: Lab) -
     await lab.complete(await lab.claim_one())
     spent = error_of(await http.post(url), 409)
     assert (spent["kind"], spent["code"]) == ("max_replays_exhausted", "max_replays_exhausted")
-
-
-async def test_a_replay_waits_for_a_worker_if_its_quota_has_room(
-    http: httpx.AsyncClient, lab: Lab
-) -> None:
-    """server-sdk.md 1.7: `waiting`, as after the creation"""
-    await lab.engine.quotas.define(Quota(name="q", concurrency=1))
-    ids = [await create(http, policy={"quotas": [{"quota": "q"}]}) for _ in range(2)]
-    for _ in ids:
-        await lab.complete(await lab.claim_one())
-        await lab.engine.settle()
-    states = [(await http.post(f"{URL}/{id}/replay")).json()["Replayed"] for id in ids]
-    assert [state["public_state"] for state in states] == ["waiting", "rate_limited"]
 
 
 async def test_revoke_takes_the_lease_away(http: httpx.AsyncClient, lab: Lab) -> None:
