@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from flowfabric.core.limit.quota import Rate
+from flowfabric.core.limit.quota import Quota, Rate
 from flowfabric.engine.engine import Engine
 from tests.kit.http import NOBODY, create, error_of, padded, without
 from tests.kit.lab import Lab
@@ -101,3 +101,16 @@ async def test_a_quota_is_read_changed_and_deleted(http: httpx.AsyncClient, lab:
     assert len(await lab.claim(limit=5)) == 1
     error_of(await http.put(f"{URL}/{id}", json={**QUOTA, "limit": 1}), 422)
     error_of(await http.put(f"{URL}/team", json=QUOTA), 400)
+
+
+async def test_a_replay_waits_for_a_worker_if_its_quota_has_room(
+    http: httpx.AsyncClient, lab: Lab
+) -> None:
+    """server-sdk.md 1.7: `waiting`, as after the creation"""
+    await lab.engine.quotas.define(Quota(name="q", concurrency=1))
+    ids = [await create(http, policy={"quotas": [{"quota": "q"}]}) for _ in range(2)]
+    for _ in ids:
+        await lab.complete(await lab.claim_one())
+        await lab.engine.settle()
+    states = [(await http.post(f"/v1/executions/{id}/replay")).json()["Replayed"] for id in ids]
+    assert [state["public_state"] for state in states] == ["waiting", "rate_limited"]

@@ -156,6 +156,21 @@ async def test_a_delay_repeated_gets_the_same_answer(lab: Lab, form: str) -> Non
     assert await everything(lab, claim.id) == before
 
 
+@every_form
+async def test_a_delay_repeated_later_gets_the_first_answer(lab: Lab, form: str) -> None:
+    """INV-23, §3.0.3: also after it became ready, and after an operator cancelled it"""
+    claim = await lab.running()
+    owned = FORMS[form](lab, claim)
+    first = await lab.engine.attempts.delay(owned, later(lab))
+    await lab.pass_time(1000)
+    assert await lab.vector(claim.id) == RESUMED
+    assert await lab.engine.attempts.delay(owned, later(lab)) == first
+    await lab.engine.executions.cancel(claim.id, reason="enough")
+    before = await everything(lab, claim.id)
+    assert await lab.engine.attempts.delay(owned, later(lab)) == first
+    assert await everything(lab, claim.id) == before
+
+
 async def test_a_worker_that_gave_its_lease_up_has_none(lab: Lab) -> None:
     """E-X05, INV-3: told with what another call needs to understand"""
     claim = await lab.running()
@@ -274,6 +289,8 @@ async def test_handing_back_twice_is_handing_back_once(lab: Lab) -> None:
     before = await everything(lab, claim.id)
     assert await lab.engine.attempts.hand_back(claim) == first
     assert await everything(lab, claim.id) == before
+    await lab.engine.executions.block(claim.id, "waiting_for_quota")
+    assert await lab.engine.attempts.hand_back(claim) == first
 
 
 async def test_a_delay_is_no_repeat_of_a_hand_back(lab: Lab) -> None:

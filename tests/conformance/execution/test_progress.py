@@ -153,6 +153,17 @@ async def test_every_change_is_seen_as_the_last_thing_that_happened(lab: Lab) ->
         assert await touched_at(lab, delayed) == lab.clock.now()
 
 
+async def test_a_pending_waitpoint_is_seen_as_the_last_thing_that_happened(lab: Lab) -> None:
+    """§3.33, §3.38: when it is made, and when it closes because no suspension used it"""
+    claim = await lab.running()
+    lab.clock.advance(7)
+    await lab.engine.suspensions.create_waitpoint(claim, "callback", expires_in=Millis(5))
+    assert await touched_at(lab, claim.id) == lab.clock.now()
+    await lab.pass_time(5)
+    assert await lab.engine.suspensions.waitpoints(claim.id) == []
+    assert await touched_at(lab, claim.id) == lab.clock.now()
+
+
 async def test_limits_and_upstreams_are_seen_as_the_last_thing_that_happened(lab: Lab) -> None:
     """§2.7: admission, an edge that is applied and one that is satisfied, told by no event"""
     await lab.engine.quotas.create(Quota(name="one", concurrency=1))

@@ -105,6 +105,8 @@ async def test_waiting_twice_is_waiting_once(lab: Lab) -> None:
     told = await kinds(lab, claim.id)
     assert told.count(EventKind.WAITING_CHILDREN) == 1
     await flow.complete("one")
+    assert await lab.state(claim.id) is WAITING
+    assert await lab.engine.attempts.wait_children(handle) == first, "INV-23"
     await went_on(lab, claim)
 
 

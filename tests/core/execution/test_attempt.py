@@ -257,7 +257,9 @@ def test_a_pause_keeps_what_the_attempt_was() -> None:
         paused_at=now,
         reason="handed_back",
     )
-    assert after(change).life.released == Released("handed_back", lease_in(held).id, 1, 0, now)
+    assert after(change).life.released == Released(
+        "handed_back", lease_in(held).id, 1, 0, now, "waiting"
+    )
     again = running(after(change), Millis(NOW + 10))
     paused = after(attempt.hand_back(again, Millis(NOW + 15), owner(again))).life.paused
     assert paused is not None

@@ -43,7 +43,7 @@ from flowfabric.core.execution.model import (
     Start,
 )
 from flowfabric.core.execution.retry import Category, RetryPolicy, backoff_delay, may_retry
-from flowfabric.core.execution.status import PublicState, vector
+from flowfabric.core.execution.status import PublicState, vector, vector_of
 from flowfabric.core.execution.step import Step
 
 LONGEST_CLEANUP_PAUSE = Millis(1_000)
@@ -251,9 +251,13 @@ def pause_attempt(snapshot: Snapshot, now: Millis, lease: Lease, reason: str) ->
 
 
 def released(
-    snapshot: Snapshot, lease: Lease, operation: str, until: Millis | None = None
+    snapshot: Snapshot,
+    lease: Lease,
+    operation: str,
+    until: Millis | None = None,
+    state: PublicState | None = None,
 ) -> Released:
-    return Released(operation, lease.id, snapshot.head.epoch, lease.attempt, until)
+    return Released(operation, lease.id, snapshot.head.epoch, lease.attempt, until, state)
 
 
 def same_release(snapshot: Snapshot, fence: Fence | None, operation: str) -> Released | None:
@@ -269,6 +273,32 @@ def same_release(snapshot: Snapshot, fence: Fence | None, operation: str) -> Rel
     return None
 
 
+def repeated_pause(snapshot: Snapshot, owner: Owner, operation: str) -> Delayed | None:
+    """The first answer to an owner that repeats how it gave up its lease, whatever became of the
+    execution since."""
+    last = same_release(snapshot, owner.fence, operation)
+    if last is None:
+        return None
+    state = vector(snapshot).public if last.state is None else PublicState(last.state)
+    return Delayed(snapshot.execution.id, state)
+
+
+def give_up_lease(
+    snapshot: Snapshot,
+    now: Millis,
+    lease: Lease,
+    life: Life,
+    next: Next,
+    operation: str,
+    until: Millis | None = None,
+) -> tuple[Snapshot, Delayed]:
+    """The execution after its owner gave up the lease, and the answer, which a repeat gets too."""
+    state = admit(life, next, now, snapshot.head.flags)
+    public = vector_of(state, life).public
+    life = replace(life, released=released(snapshot, lease, operation, until, public))
+    return snapshot.to(state, life=life), Delayed(snapshot.execution.id, public)
+
+
 def _pause(
     snapshot: Snapshot | None,
     now: Millis,
@@ -278,8 +308,8 @@ def _pause(
     reason: str,
 ) -> "Change[Delayed]":
     snapshot = present(snapshot)
-    if same_release(snapshot, owner.fence, reason):
-        return unchanged(Delayed(snapshot.execution.id, vector(snapshot).public))
+    if (repeat := repeated_pause(snapshot, owner, reason)) is not None:
+        return unchanged(repeat)
     lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
         return lease
@@ -289,11 +319,10 @@ def _pause(
         probation=None if reason == HANDED_BACK else life.probation,
         not_before=until if until > now and not cleanup_rules.is_unheard(snapshot) else None,
         delay=Gate.WORKER_DELAY,
-        released=released(snapshot, lease, reason, until),
     )
-    after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
+    after, answer = give_up_lease(snapshot, now, lease, life, next, reason, until)
     return Change(
-        outcome=Delayed(snapshot.execution.id, vector(after).public),
+        outcome=answer,
         before=snapshot,
         after=after,
         events=(lease_event(snapshot, now, lease, kind, until=until),),

@@ -162,13 +162,14 @@ class LostLease(Struct, frozen=True, omit_defaults=True):
 
 class Released(Struct, frozen=True, omit_defaults=True):
     """What the last owner operation did, and under which fence, so that a repeat gets the same
-    answer."""
+    answer. `state` is the public state in that answer, if it had one."""
 
     operation: str
     lease_id: UUID
     epoch: int
     attempt: int
     until: Millis | None = None
+    state: str | None = None
 
 
 class Probation(StrEnum):

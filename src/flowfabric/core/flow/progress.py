@@ -9,7 +9,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.attempt import Delayed, pause_attempt, released, same_release
+from flowfabric.core.execution.attempt import (
+    Delayed,
+    give_up_lease,
+    pause_attempt,
+    repeated_pause,
+)
 from flowfabric.core.execution.attempts import IMPOSSIBLE, closing_attempts
 from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.cleanup import cleanup_time
@@ -27,7 +32,6 @@ from flowfabric.core.execution.model import (
     Snapshot,
     Waiting,
 )
-from flowfabric.core.execution.status import vector
 from flowfabric.core.flow.join import (
     EdgeState,
     Join,
@@ -183,16 +187,16 @@ def wait_children(snapshot: Snapshot | None, now: Millis, owner: Owner) -> "Chan
     """Gives the lease up until the executions this one depends on have ended; the same attempt
     goes on then, or at once if they have."""
     snapshot = present(snapshot)
-    if same_release(snapshot, owner.fence, WAIT_CHILDREN):
-        return unchanged(Delayed(snapshot.execution.id, vector(snapshot).public))
+    if (repeat := repeated_pause(snapshot, owner, WAIT_CHILDREN)) is not None:
+        return unchanged(repeat)
     lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
         return lease
     life, next = pause_attempt(snapshot, now, lease, WAIT_CHILDREN)
-    life = replace(life, not_before=None, released=released(snapshot, lease, WAIT_CHILDREN, None))
-    after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
+    life = replace(life, not_before=None)
+    after, answer = give_up_lease(snapshot, now, lease, life, next, WAIT_CHILDREN)
     return Change(
-        Delayed(snapshot.execution.id, vector(after).public),
+        answer,
         snapshot,
         after,
         (lease_event(snapshot, now, lease, EventKind.WAITING_CHILDREN),),

@@ -170,7 +170,8 @@ def create(
     waitpoint = new_waitpoint(snapshot, now, new.id, new.key, new.kid, attempt, new.terms)
     expires_at = None if new.expires_in is None else Millis(now + new.expires_in)
     pending = Pending(new.id, new.key, expires_at, attempt, slot=new.slot)
-    after = with_pending(snapshot, pending).to(Active(lease))
+    opened = with_pending(snapshot, pending)
+    after = opened.to(Active(lease), life=replace(opened.life, touched_at=now))
     return Change(waitpoint, snapshot, after, waitpoints=(waitpoint,))
 
 
@@ -230,7 +231,7 @@ def expire_pending(
     gone = tuple(p.id for p in waits.pending if p.has_expired(now))
     if not gone:
         return unchanged(AlreadySatisfied("not_yet_due"))
-    life = replace(snapshot.life, waits=_without(waits, gone))
+    life = replace(snapshot.life, waits=_without(waits, gone), touched_at=now)
     return Change(WaitpointsClosed(gone), snapshot, snapshot.to(snapshot.state, life=life))
 
 
