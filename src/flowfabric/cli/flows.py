@@ -34,7 +34,6 @@ from flowfabric.core.flow.join import (
     Edge,
     Join,
     JoinPolicy,
-    JoinState,
     On,
     Quorum,
     Rest,
@@ -233,7 +232,7 @@ def _fields(facts: FlowDescription, now: Millis) -> Cells:
 
 
 def _is_pending(join: Join | None) -> bool:
-    return join is not None and join.state is JoinState.PENDING
+    return join is not None and join.is_open
 
 
 @command(app)
