@@ -5,7 +5,7 @@ Behaviour: coordination.md 1.3, 1.5; invariants I-8 to I-15; flaws F-01, F-12, F
 
 import pytest
 
-from flowfabric.core.base.errors import InvalidGraph, NotActive
+from flowfabric.core.base.errors import FlowTerminal, InvalidGraph, NotActive
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.flow.join import AllOf, AnyOf, JoinPolicy, JoinState, Quorum
@@ -156,3 +156,14 @@ async def test_a_flow_without_members_is_over_when_it_is_cancelled(
     assert (answer.remaining, answer.scheduled) == ((), False)
     ended = await lab.engine.flow_views.wait(flow.id, 1)
     assert (ended.state, ended.ended_at) == (FlowState.CANCELLED, lab.clock.now())
+
+
+async def test_a_flow_without_members_is_over_when_it_is_sealed(lab: Lab) -> None:
+    """C-T10, I-22: as one that is grown and sealed in Python; until then it is open"""
+    flow = await eager(lab)
+    assert await lab.engine.flows.set_tags(flow.id, {"app.team": "blue"}) == 1
+    assert (await flow.flow()).ended_at is None
+    await flow.seal()
+    assert (await flow.check()).state is FlowState.COMPLETED
+    with pytest.raises(FlowTerminal):
+        await flow.add("late")
