@@ -34,6 +34,7 @@ from flowfabric.core.flow.join import (
     Edge,
     Join,
     JoinPolicy,
+    JoinState,
     On,
     Quorum,
     Rest,
@@ -232,7 +233,7 @@ def _fields(facts: FlowDescription, now: Millis) -> Cells:
 
 
 def _is_pending(join: Join | None) -> bool:
-    return join is not None and join.is_open
+    return join is not None and join.state is JoinState.PENDING
 
 
 @command(app)
