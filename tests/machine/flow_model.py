@@ -56,9 +56,10 @@ class Wire:
         return "skipped" if outcome == "skipped" else "bad"
 
     def reopen(self, ended: str | None) -> None:
-        """The downstream was replayed: it waits again, unless the upstream has ended well since.
-        One that failed may be about to be replayed with it."""
-        self.may = {None, ended}
+        """The downstream was replayed: it waits again, unless the edge was satisfied before (a
+        downstream that is replayed alone keeps that) or the upstream has ended well since. One that
+        failed may be about to be replayed with it."""
+        self.may = {None, ended} | {each for each in self.may if self.word(each) == "good"}
         self.told = self.word(ended) == "good" and ended == "success"
 
     @property

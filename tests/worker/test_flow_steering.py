@@ -44,6 +44,17 @@ async def test_a_flow_that_cannot_run_creates_nothing(bench: Bench, tasks: Tasks
     assert await work(bench) == 0
 
 
+async def test_a_flow_that_was_declared_takes_no_more_nodes(bench: Bench, tasks: Tasks) -> None:
+    """They would never be created; the flow itself goes on as it was declared"""
+    async with bench.fabric.flow("nightly") as flow:
+        node = flow.add(tasks.one)
+    with pytest.raises(InvalidGraph, match="no more nodes"):
+        flow.add(tasks.one, after=node)
+    await flow.declare()
+    assert await work(bench) == 1
+    assert await flow.result(60) == await node.run.result()
+
+
 async def test_what_is_wrong_with_a_node_is_said_where_it_is_added(
     bench: Bench, tasks: Tasks
 ) -> None:

@@ -29,7 +29,6 @@ from flowfabric.core.explain.reasons import Explanation, QueuePlace
 from flowfabric.core.explain.run import NOTHING, Around, Upstream, explain, is_limited
 from flowfabric.core.explain.state import flow_at
 from flowfabric.core.explain.workers import NOTHING_RUNS, Running
-from flowfabric.core.flow.join import JoinState
 from flowfabric.core.limit.lane import Lane
 from flowfabric.core.limit.quota import Quota, Uses, queue_of
 from flowfabric.core.limit.release import Key, QuotaView, Room, Window
@@ -140,7 +139,7 @@ class _RunLook:
             failure = await self._last_failure(snapshot.execution)
             around = replace(around, failure=failure)
         join = snapshot.life.join
-        if join is not None and join.state is JoinState.PENDING:
+        if join is not None and join.is_open:
             around = replace(around, upstreams=await self._upstreams(snapshot, depth))
         if is_limited(snapshot):
             around = await self._at_limits(snapshot, state, around)

@@ -5,10 +5,11 @@ Behaviour: coordination.md 1.3, 1.5; invariants I-8 to I-15; flaws F-01, F-12, F
 
 import pytest
 
-from flowfabric.core.base.errors import InvalidGraph, NotActive
+from flowfabric.core.base.errors import FlowTerminal, InvalidGraph, NotActive
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.status import PublicState
-from flowfabric.core.flow.join import AnyOf, JoinState
+from flowfabric.core.flow.join import AllOf, AnyOf, JoinPolicy, JoinState, Quorum
+from flowfabric.core.flow.model import CancelPolicy, FlowState
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.flow.flows import FlowCreated
 from tests.kit.flowing import Growing, counters, join_of, kept, replay
@@ -124,3 +125,45 @@ async def test_an_edge_into_any_of_that_has_fired_is_refused_without_a_seal_as_w
     with pytest.raises(InvalidGraph):
         await flow.link("b>child")
     assert await kept(flow) == before
+
+
+@pytest.mark.parametrize("policy", [AllOf(), AnyOf(), Quorum(2)])
+async def test_a_join_has_not_fired_before_its_first_edge(lab: Lab, policy: JoinPolicy) -> None:
+    """C-T35, coordination.md 1.4 and Q-8: it is pending, and keeps no member waiting"""
+    flow = await eager(lab, "a", "b", "child")
+    assert await lab.engine.flows.set_join(flow.id, flow["child"], policy)
+    join = await join_of(flow, "child")
+    assert (join.state, join.fired_at, join.n) == (JoinState.PENDING, None, 0)
+    assert await lab.state(flow["child"]) is PublicState.WAITING
+    assert await lab.engine.flow_views.eligibility(flow["child"]) == "eligible"
+    await flow.link("a>child")
+    await flow.link("b>child")
+    assert await lab.state(flow["child"]) is PublicState.WAITING_CHILDREN
+    await flow.complete("a")
+    if await lab.state(flow["b"]) is PublicState.WAITING:
+        await flow.complete("b")
+    await flow.complete("child")
+    await flow.check()
+
+
+@pytest.mark.parametrize("policy", list(CancelPolicy))
+async def test_a_flow_without_members_is_over_when_it_is_cancelled(
+    lab: Lab, policy: CancelPolicy
+) -> None:
+    """C-T10, C-T65: a caller that waits for it is answered, and retention deletes it"""
+    flow = await eager(lab)
+    answer = await lab.engine.flows.cancel(flow.id, policy=policy)
+    assert (answer.remaining, answer.scheduled) == ((), False)
+    ended = await lab.engine.flow_views.wait(flow.id, 1)
+    assert (ended.state, ended.ended_at) == (FlowState.CANCELLED, lab.clock.now())
+
+
+async def test_a_flow_without_members_is_over_when_it_is_sealed(lab: Lab) -> None:
+    """C-T10, I-22: as one that is grown and sealed in Python; until then it is open"""
+    flow = await eager(lab)
+    assert await lab.engine.flows.set_tags(flow.id, {"app.team": "blue"}) == 1
+    assert (await flow.flow()).ended_at is None
+    await flow.seal()
+    assert (await flow.check()).state is FlowState.COMPLETED
+    with pytest.raises(FlowTerminal):
+        await flow.add("late")

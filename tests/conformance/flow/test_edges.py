@@ -81,8 +81,10 @@ async def test_applying_an_edge_that_was_staged_changes_nothing(lab: Lab) -> Non
     for _ in range(2):
         answer = await lab.engine.flows.apply(flow.id, staged.edge)
         assert answer == AlreadySatisfied("already_applied")
-    with pytest.raises(NotFound):
-        await lab.engine.flows.apply(flow.id, fresh())
+    for unknown_one, edge, entity in [(flow.id, fresh(), "edge"), (fresh(), staged.edge, "flow")]:
+        with pytest.raises(NotFound) as refused:
+            await lab.engine.flows.apply(unknown_one, edge)
+        assert refused.value.entity == entity
     assert await kept(flow) == before
     assert await counters(flow, "b") == (1, 0, 0, 0)
 

@@ -8,7 +8,7 @@ from flowfabric.core.execution.status import PublicState
 from flowfabric.core.flow.join import AnyOf, On, Quorum
 from flowfabric.core.flow.model import FlowState
 from tests.kit.flow_lab import declare
-from tests.kit.flowing import replay, replay_all
+from tests.kit.flowing import counters, replay, replay_all
 from tests.kit.lab import Lab
 
 
@@ -128,20 +128,24 @@ async def test_a_member_whose_upstream_recovered_alone_runs_at_once(lab: Lab) ->
     assert (await drawn.check()).state is FlowState.COMPLETED
 
 
-async def test_a_success_that_was_taken_back_does_not_count(lab: Lab) -> None:
-    """`a` has failed since `c` was skipped: `c` waits for it as well"""
+@pytest.mark.parametrize("ended", [False, True])
+async def test_an_edge_that_was_satisfied_stays_so(lab: Lab, ended: bool) -> None:
+    """C-T29, I-9, execution §3.22: though its upstream `a` runs again, or has failed since"""
     drawn = await declare(lab, "a>c", "b>c")
     await drawn.complete("a")
     await drawn.fail("b")
     await replay(drawn, "a")
-    await drawn.fail("a")
-    await replay(drawn, "c", "b")
+    if ended:
+        await drawn.fail("a")
+    assert await replay(drawn, "c", "b") == [PublicState.WAITING_CHILDREN, PublicState.WAITING]
+    assert await counters(drawn, "c") == (2, 1, 0, 0)
     await drawn.complete("b")
-    assert await lab.state(drawn["c"]) is PublicState.WAITING_CHILDREN
-    await replay(drawn, "a")
-    await drawn.complete("a")
     await drawn.complete("c")
-    assert (await drawn.check()).state is FlowState.COMPLETED
+    assert await counters(drawn, "c") == (2, 2, 0, 0)
+    if not ended:
+        await drawn.fail("a")
+    assert (await drawn.check()).state is FlowState.FAILED
+    assert await replay_all(drawn) == {"a"}
 
 
 @pytest.mark.parametrize("second", ["complete", "fail"])

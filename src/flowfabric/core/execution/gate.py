@@ -80,4 +80,6 @@ def closed(life: Life, now: Millis, flags: Flags) -> Iterator[Gate]:
 def _waits_for_upstreams(life: Life) -> bool:
     """A clean-up does not wait for what the run has waited for."""
     join = life.join
-    return join is not None and join.state is not JoinState.SATISFIED and life.cleanup is None
+    if join is None or not join.n or life.cleanup is not None:
+        return False
+    return join.state is not JoinState.SATISFIED

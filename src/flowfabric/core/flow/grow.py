@@ -203,7 +203,8 @@ def set_policy(
         raise Invalid("edge_group_policy_already_fixed: the first edge is there")
     if join is not None and join.policy == policy:
         return None
-    change = rejoined(downstream, now, replace(downstream.life, join=Join(policy=policy)))
+    life = replace(downstream.life, join=Join(policy=policy))
+    change: Change[object] = Change(None, downstream, stand(downstream, now, life))
     return FlowChange(flow, changed(flow, now), changes=(change,))
 
 

@@ -120,6 +120,12 @@ class Join(Document, frozen=True, kw_only=True, omit_defaults=True, gc=False):
                 return min(k, self.n) if self.n == 0 else k
 
     @property
+    def is_open(self) -> bool:
+        """Whether its member waits for upstreams. Without any edge it waits for none, though the
+        join has not fired."""
+        return self.n > 0 and self.state is JoinState.PENDING
+
+    @property
     def running(self) -> int:
         return self.n - self.succeeded - self.failed - self.skipped
 

@@ -168,9 +168,7 @@ def count_outbox(
 
 def _settled(flow: Flow, now: Millis) -> Flow:
     """Completed or failed once all members have ended, running again when one was replayed."""
-    if flow.eager and not flow.nodes:
-        return flow
-    growing = flow.state is FlowState.OPEN and not flow.eager
+    growing = flow.state is FlowState.OPEN and not (flow.eager and flow.nodes)
     over = not growing and flow.over >= flow.nodes
     ended_at = (flow.ended_at or now) if over else None
     if flow.state in (FlowState.OPEN, FlowState.CANCELLED):

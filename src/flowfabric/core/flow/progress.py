@@ -163,7 +163,7 @@ def stand(snapshot: Snapshot, now: Millis, life: Life, **head: object) -> Snapsh
     """The execution at the gate where its join and the seal of its flow put it. One that is at
     neither of the two and need not go back to them stays where it is."""
     state, join = snapshot.state, life.join
-    closed = life.unsealed or (join is not None and join.state is JoinState.PENDING)
+    closed = life.unsealed or (join is not None and join.is_open)
     match state:
         case Waiting(gate=Gate.DEPENDENCIES, next=next) if join is not None and not closed:
             state = admit(life, next, now, snapshot.head.flags)

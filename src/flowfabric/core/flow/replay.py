@@ -179,8 +179,11 @@ def _counted(join: Join, edges: Iterable[_Edge], now: Millis, *, judged: bool = 
 
 
 def _needed(state: EdgeState, upstream: Snapshot | None) -> _Edge:
-    """An edge of a member that is replayed alone: open unless its upstream ended as it needs."""
-    outcome = state.outcome if upstream is None else _outcome(upstream)
+    """An edge of a member that is replayed alone. One that was satisfied stays so; any other is
+    open, unless its upstream has ended as it needs since."""
+    if state.satisfied or upstream is None:
+        return _Edge(state, state.outcome if state.satisfied else None)
+    outcome = _outcome(upstream)
     good = outcome is not None and satisfies(state.edge.on, outcome)
     return _Edge(state, outcome if good else None)
 

@@ -288,9 +288,9 @@ class Flows(Service):
         async def decide(
             found: Flow | None, now: Millis
         ) -> tuple[FlowChange | None, Applied | AlreadySatisfied]:
+            present = known(found, key)
             if (staged := await _find_edge(self._context.store, key, wanted)) is None:
                 raise NotFound("edge", edge)
-            present = known(found, key)
             if not staged.edge.unapplied:
                 return None, AlreadySatisfied("already_applied")
             into = EdgeQuery(flow=key, downstreams=(staged.edge.downstream,), unsettled=True)

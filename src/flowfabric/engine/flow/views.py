@@ -27,7 +27,7 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.status import PublicState, public_state
 from flowfabric.core.flow.cancel import is_orphan
-from flowfabric.core.flow.join import AllOf, AnyOf, Edge, EdgeState, Join, JoinState
+from flowfabric.core.flow.join import AllOf, AnyOf, Edge, EdgeState, Join
 from flowfabric.core.flow.model import Flow, FlowState, count_outbox, known
 from flowfabric.core.flow.outbox import is_spared
 from flowfabric.core.flow.status import PublicFlowState, public_flow_state
@@ -211,7 +211,7 @@ class FlowViews(Service):
             return "impossible"  # its join; the same change has skipped it
         if not isinstance(state, Ready | Waiting):
             return "not_runnable"
-        if snapshot.life.unsealed or (join is not None and join.state is JoinState.PENDING):
+        if snapshot.life.unsealed or (join is not None and join.is_open):
             return "blocked_by_dependencies"
         return "eligible"
 

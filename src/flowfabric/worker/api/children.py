@@ -95,8 +95,8 @@ class SubFlow(FlowBuilder):
         self._asked.append([node.name, node.task.name, said(node.task.signature, args, kwargs)])
         return node
 
-    async def declare(self) -> None:
-        await self.declare_once(super().declare)
+    async def _declare(self) -> None:
+        await self.declare_once(super()._declare)
 
     async def declare_once(self, declare: Callable[[], Awaitable[None]]) -> None:
         """Declares the flow and records its digest. Raises StepsChanged if another one is

@@ -118,6 +118,7 @@ class FlowBuilder:
         self._named = FlowName(id)
         self.nodes: dict[str, Node[Any]] = {}
         self.created = False
+        self._is_declared = False
         self._client = client
         self._namespace = check_namespace(namespace)
         self._tags = {} if tags is None else check_tags(tags)
@@ -163,6 +164,8 @@ class FlowBuilder:
         """As `add`, for arguments whose names may be those of its options."""
         if not isinstance(task, Task | Call):
             raise InvalidGraph(f"a node is a task, not {type(task).__name__}")
+        if self._is_declared:
+            raise InvalidGraph(f"flow {self.name!r} was declared, so it takes no more nodes")
         call = task if isinstance(task, Call) else task.with_options()
         node: Node[R] = Node(self._named, self._name_for(call.task, name), call.task)
         condition = _ON.get(on) if isinstance(on, str) else None
@@ -178,6 +181,10 @@ class FlowBuilder:
 
     async def declare(self) -> None:
         """Creates the flow. Declaring the same flow again changes nothing."""
+        await self._declare()
+        self._is_declared = True
+
+    async def _declare(self) -> None:
         engine = await self._client.engine()
         for node in self.nodes.values():
             await node.task.declare(engine)
