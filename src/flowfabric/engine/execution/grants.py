@@ -51,7 +51,6 @@ from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.attempts import seal_claim
 from flowfabric.engine.execution.claims import Claim, check_known, check_ttl
 from flowfabric.engine.limit.budget_gate import BudgetGate
-from flowfabric.engine.limit.rounds import Rounds
 from flowfabric.store.queries import Claimable, Taken
 
 MAX_GRANT = MAX_TTL
@@ -65,10 +64,9 @@ MAX_PAGE = 1000
 class Grants(Service):
     """`engine.grants`"""
 
-    def __init__(self, context: EngineContext, budget_gate: BudgetGate, rounds: Rounds) -> None:
+    def __init__(self, context: EngineContext, budget_gate: BudgetGate) -> None:
         super().__init__(context)
         self._budget_gate = budget_gate
-        self._rounds = rounds
 
     async def issue(
         self,
@@ -89,9 +87,9 @@ class Grants(Service):
         try:
             grantee = self._grantee(worker, capabilities, ttl, key, notes)
         except InvalidCapabilities:
-            await self._decide(id, rules.check_grantable)  # whose errors come first
+            await self._decide_settled(id, rules.check_grantable)  # whose errors come first
             raise
-        return await self._decide(id, rules.issue_grant, grantee)
+        return await self._decide_settled(id, rules.issue_grant, grantee)
 
     async def issue_reclaim(
         self,
@@ -154,7 +152,7 @@ class Grants(Service):
                 if refused:
                     await self._budget_gate.hold_back(refused)
                     continue
-                if settled or not await self._rounds.settle(seen):
+                if settled or not await self._context.rounds.settle(seen):
                     return None
                 settled = True
         return None
@@ -255,7 +253,7 @@ class Grants(Service):
         """An operator takes a waiting execution in one step, ignoring its requirements, its lane
         and its budgets."""
         taking = self._taking(WorkerIdentity(OPERATOR, OPERATOR), ttl, lease_id)
-        snapshot = await self._decide(id, rules.grant_and_claim, taking)
+        snapshot = await self._decide_settled(id, rules.grant_and_claim, taking)
         return await self._claim(snapshot, taking)
 
     async def reclaim(

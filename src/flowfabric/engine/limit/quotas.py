@@ -97,14 +97,10 @@ class Quotas(Service):
             self._releases.gone(asked)
         return gone
 
-    async def settle(self) -> None:
-        """Waits a moment for runs that are being admitted."""
-        await self._releases.rounds.settle(self._context.store.hints.count)
-
     async def status(self, name: str) -> QuotaStatus:
         """How full a quota is."""
         quota = await self.get(name)
-        await self._let_in()
+        await self._settle((quota.name,))
         counts = await self._context.store.queue_counts(quota.name, MAX_KEYS)
         now = self._now()
         lines = MAX_KEYS if quota.rate_per_key is not None else 1

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Collection
 
+from flowfabric.core.execution.model import Gate, Snapshot, Waiting
 from flowfabric.store.hints import Hints, Topic
 
 SETTLE = 0.1
@@ -10,24 +11,35 @@ SETTLE = 0.1
 
 
 class Rounds:
-    """Looks at quotas that are under way (`busy`) or will follow (`dirty`), and who waits for
-    them."""
+    """Looks at quotas that are under way (`busy`) or will follow (`dirty`, with the lines to look
+    at; None for all), and who waits for them."""
 
-    def __init__(self, hints: Hints, dirty: Collection[str], busy: Collection[str]) -> None:
+    def __init__(self, hints: Hints) -> None:
         self._hints = hints
-        self._dirty = dirty
-        self._busy = busy
+        self.dirty: dict[str, set[int] | None] = {}
+        self.busy: set[str] = set()
         self._now: dict[str, asyncio.Future[None]] = {}
         self._next: dict[str, asyncio.Future[None]] = {}
 
-    async def settle(self, seen: int) -> bool:
-        """Waits a moment for runs that are being admitted, so that a caller that submits and then
-        claims finds its run; False if there are none, and no hint of work came since the count
-        `seen`."""
-        rounds = [self._round_of(quota) for quota in {*self._dirty, *self._busy}]
+    async def settle(self, seen: int, quotas: Collection[str] | None = None) -> bool:
+        """Waits a moment for runs that are being admitted, through these quotas or any, so that a
+        caller that submits and then claims finds its run; False if there are none, and no hint of
+        work came since the count `seen`."""
+        looked_at = {*self.dirty, *self.busy}
+        if quotas is not None:
+            looked_at.intersection_update(quotas)
+        rounds = [self._round_of(quota) for quota in looked_at]
         if rounds:
             await asyncio.wait(rounds, timeout=SETTLE)
         return bool(rounds) or bool(Topic.WORK & self._hints.since(seen))
+
+    async def settle_run(self, snapshot: Snapshot, seen: int) -> bool:
+        """Waits a moment if this run may be admitted just now: it does not wait for its limits
+        before they were looked at. False if it is to be taken as it was read."""
+        state = snapshot.state
+        if not isinstance(state, Waiting) or state.gate is not Gate.LIMIT:
+            return False
+        return await self.settle(seen, [use.quota for use in snapshot.execution.uses])
 
     def begin(self, quota: str) -> None:
         if (waited_for := self._next.pop(quota, None)) is not None:
@@ -40,7 +52,7 @@ class Rounds:
     def _round_of(self, quota: str) -> "asyncio.Future[None]":
         """Is done after the look that finds what is known of now: the one under way has begun
         before, if the quota is to be looked at again."""
-        rounds = self._next if quota in self._dirty else self._now
+        rounds = self._next if quota in self.dirty else self._now
         if quota not in rounds:
             rounds[quota] = asyncio.get_running_loop().create_future()
         return rounds[quota]
