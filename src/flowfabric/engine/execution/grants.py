@@ -2,10 +2,11 @@
 grant."""
 
 import hmac
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
 from uuid import UUID
+
+from msgspec.structs import replace
 
 from flowfabric.core.base.errors import (
     Contention,
@@ -129,13 +130,6 @@ class Grants(Service):
         grantee = self._grantee(worker, capabilities, ttl, None, notes)
         place = None if namespace is None else check_namespace(namespace)
         name = check_lane(lane)
-        issue = partial(
-            self.issue,
-            worker=worker,
-            capabilities=grantee.capabilities,
-            ttl=grantee.ttl,
-            notes=notes,
-        )
         settled = False
         with looking(name):
             await self._let_in()
@@ -144,7 +138,7 @@ class Grants(Service):
                 candidates = await self._context.store.snapshots(
                     Claimable(name, place, self._now(), EXAMINED, grantee.capabilities)
                 )
-                granted, refused = await self._grant_first(candidates, issue)
+                granted, refused = await self._grant_first(candidates, grantee)
                 if granted is not None:
                     with suppress(FlowFabricError):  # the next search meets them again
                         await self._budget_gate.hold_back(refused)
@@ -158,7 +152,7 @@ class Grants(Service):
         return None
 
     async def _grant_first(
-        self, candidates: Iterable[Snapshot], issue: Callable[[str], Awaitable[Granted]]
+        self, candidates: Iterable[Snapshot], grantee: Grantee
     ) -> tuple[Granted | None, list[tuple[Snapshot, Exhausted]]]:
         """The grant of the first of these that can be had, and those before it whose budget is
         used up."""
@@ -168,7 +162,8 @@ class Grants(Service):
                 refused.append((candidate, why))
                 continue
             with suppress(Contention, GrantExists, NotFound):  # the next one is as good
-                return await issue(candidate.execution.id), refused
+                asked = replace(grantee, key=self._new_key())
+                return await self._decide(candidate.execution.id, rules.issue_grant, asked), refused
         return None, refused
 
     async def handle_of(self, owned: Claim) -> str:
