@@ -7,6 +7,7 @@ import pytest
 
 from flowfabric.core.limit.quota import Quota, Rate
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.limit import rounds
 from tests.kit.http import NOBODY, create, error_of, padded, without
 from tests.kit.lab import Lab
 
@@ -38,6 +39,20 @@ async def test_the_server_mints_an_id_that_executions_can_name(
         await create(http, policy={"quotas": [{"quota": id}]})
     await lab.engine.sweep.once()
     assert len(await lab.claim(limit=5)) == 1
+
+
+async def test_a_replayed_execution_waits_for_a_worker_if_its_quota_has_room(
+    http: httpx.AsyncClient, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Server 1.7: the answer of a replay is `waiting`; without room it says so"""
+    monkeypatch.setattr(rounds, "SETTLE", 30)
+    id = (await http.post(URL, json=QUOTA)).json()["Created"]["quota_policy_id"]
+    runs = [await create(http, policy={"quotas": [{"quota": id}]}) for _ in range(2)]
+    for run in runs:
+        await lab.engine.executions.cancel(run, reason="over")
+    answers = [await http.post(f"/v1/executions/{run}/replay") for run in runs]
+    states = [answer.json()["Replayed"]["public_state"] for answer in answers]
+    assert states == ["waiting", "rate_limited"]
 
 
 @pytest.mark.parametrize(

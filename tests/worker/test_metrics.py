@@ -75,6 +75,34 @@ async def test_limits_that_hold_runs_back_are_counted(bench: Bench) -> None:
     assert after.since(before, "ff_quota_hit_total", reason="concurrency") == 0
 
 
+async def test_keys_without_a_free_slot_are_counted(bench: Bench) -> None:
+    """I-27: a run that waits for a slot of its key is counted as refused, whether its submission
+    already knows that the key has none, a look at the line finds it out, or a caller asks for it"""
+
+    @bench.fabric.task(concurrency=1, concurrency_key="customer")
+    async def convert(customer: str) -> None: ...
+
+    before = await now()
+    await convert.submit_many([("acme",), ("acme",)])
+    engine = await bench.fabric.engine()
+    await engine.settle()
+    await engine.sweep.once()
+    found_out = await now()
+    third = await convert.submit("acme")
+    known = await now()
+    await engine.quotas.check_admission(f"task:{convert.name}", third.id)
+    asked = await now()
+    assert found_out.since(before, "ff_quota_hit_total", reason="concurrency") >= 1
+    assert known.since(found_out, "ff_quota_hit_total", reason="concurrency") >= 1
+    assert asked.since(known, "ff_quota_hit_total", reason="concurrency") == 1
+    assert asked.since(before, "ff_quota_hit_total", reason="rate") == 0
+    await bench.work()
+    idle = await now()
+    await convert.submit("acme")
+    await bench.work()
+    assert (await now()).since(idle, "ff_quota_hit_total", reason="concurrency") == 0
+
+
 async def test_joins_and_the_siblings_they_cancel_are_counted(bench: Bench) -> None:
     """C-T49: by reason and by disposition"""
 

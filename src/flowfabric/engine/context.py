@@ -1,7 +1,7 @@
 """What the services of the engine share: the context, and the base class of all of them."""
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from functools import partial
 from typing import Concatenate, ParamSpec, TypeVar
@@ -10,7 +10,13 @@ from uuid import UUID
 from msgspec import Struct, field
 from msgspec.structs import force_setattr
 
-from flowfabric.core.base.errors import NotFound, StoreFull, StoreReadOnly, Unavailable
+from flowfabric.core.base.errors import (
+    NotEligible,
+    NotFound,
+    StoreFull,
+    StoreReadOnly,
+    Unavailable,
+)
 from flowfabric.core.base.ids import ANYWHERE, ExecutionId
 from flowfabric.core.base.numbers import check_flag, check_whole
 from flowfabric.core.base.text import check_text
@@ -29,6 +35,7 @@ from flowfabric.engine.commit.watcher import Watcher
 from flowfabric.engine.execution.inbox import Inbox
 from flowfabric.engine.flow.known import KnownEdges
 from flowfabric.engine.limit.known import KnownLimits
+from flowfabric.engine.limit.rounds import Rounds
 from flowfabric.engine.wait.keys import Ring
 from flowfabric.store.contract import Store
 
@@ -119,6 +126,7 @@ class EngineContext(Struct):
     jitter: random.Random
     ring: Ring
     known_limits: KnownLimits
+    rounds: Rounds
     known_edges: KnownEdges = field(default_factory=KnownEdges)
     traces: Traces = field(default_factory=Traces)
     stopping: bool = False
@@ -150,11 +158,24 @@ class Service:
         key = ExecutionId(id)
         return exactly(await self._context.inbox.find(key.uuid), key)
 
+    async def _load_settled(self, id: str) -> Snapshot | None:
+        """The same after a look at its quotas, if it has just come to wait for them."""
+        seen = self._context.store.hints.count
+        snapshot = await self._load(id)
+        if snapshot is None or not await self._context.rounds.settle_run(snapshot, seen):
+            return snapshot
+        return await self._load(id)
+
     async def _let_in(self) -> None:
         """Before many executions are read: admits the inbox, so that those the application's own
         transactions have submitted are shown as well. A read-only store shows the rest."""
         with suppress(StoreReadOnly, StoreFull):
             await self._context.inbox.admit()
+
+    async def _settle(self, quotas: Collection[str] | None = None) -> None:
+        """The same, and a moment for those that are being admitted through these quotas, or any."""
+        await self._let_in()
+        await self._context.rounds.settle(self._context.store.hints.count, quotas)
 
     def _decide(
         self,
@@ -165,6 +186,23 @@ class Service:
     ) -> Awaitable[T]:
         """What the rule answers for an execution, given these arguments, once it is durable."""
         return self._decide_on(None, id, lambda snapshot, now: rule(snapshot, now, *args, **kwargs))
+
+    async def _decide_settled(
+        self,
+        id: str,
+        rule: Callable[Concatenate[Snapshot | None, Millis, P], Change[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """As `_decide`, for a rule that wants a run which waits for a worker: if it may be admitted
+        through its quotas just now, the rule is asked again."""
+        seen = self._context.store.hints.count
+        try:
+            return await self._decide(id, rule, *args, **kwargs)
+        except NotEligible:
+            if not await self._context.rounds.settle(seen):
+                raise
+        return await self._decide(id, rule, *args, **kwargs)
 
     def _decide_on(self, held: Snapshot | None, id: str, rule: Rule[T]) -> Awaitable[T]:
         """The same, on a value the caller already has: the first round needs no load."""

@@ -48,6 +48,7 @@ from flowfabric.engine.limit.known import KnownLimits
 from flowfabric.engine.limit.lanes import Lanes
 from flowfabric.engine.limit.quotas import Quotas
 from flowfabric.engine.limit.releases import Releases
+from flowfabric.engine.limit.rounds import Rounds
 from flowfabric.engine.limit.sweep import LimitSweep
 from flowfabric.engine.service_calls import (
     Capabilities,
@@ -88,12 +89,12 @@ class Engine:
         )
         self.steps = RecordedSteps(context)
         self.lanes = Lanes(context)
-        self.claims = Claims(context, self.lanes, self._budget_gate, self._releases.rounds)
+        self.claims = Claims(context, self.lanes, self._budget_gate)
         self._follow_ons = FollowOns(context, self.claims.calls, self.lanes)
         lines = self._releases.lines
         self.attempts = Attempts(context, self.claims, lines, self._follow_ons)
         self.streams = Streams(context, self.attempts)
-        self.grants = Grants(context, self._budget_gate, self._releases.rounds)
+        self.grants = Grants(context, self._budget_gate)
         self.views = Views(context)
         self.events = Events(context)
         self.subscriptions = Subscriptions(context, self.events)
@@ -164,6 +165,7 @@ class Engine:
             jitter=jitter or random.SystemRandom(),
             ring=Ring(store, chosen.waitpoint_secret, make=chosen.make_keys),
             known_limits=known_limits,
+            rounds=Rounds(store.hints),
         )
         return cls(context, schema_version)
 

@@ -74,7 +74,7 @@ class Explain(Service):
         """Everything that keeps an execution from running, beginning with what must change first.
         One that runs or has ended has a reason as well."""
         await self._let_in()  # entries of the inbox may be ahead of it
-        snapshot = await self._load(id)
+        snapshot = await self._load_settled(id)
         if snapshot is None:
             raise NotFound("execution", id)
         return await _RunLook(self._context.store, self._budget_gate, self._now()).explain(snapshot)
@@ -83,7 +83,7 @@ class Explain(Service):
         """What the executions of a lane wait for, by reason; each number is exact up to 100,000."""
         name = check_lane(lane)
         place = None if namespace is None else check_namespace(namespace)
-        await self._let_in()
+        await self._settle()
         return await _LaneLook(self._context.store, self._now()).explain(name, place)
 
 

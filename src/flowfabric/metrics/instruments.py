@@ -89,7 +89,7 @@ BUDGET_HITS = _counter(
     "ff_budget_hit_total", "Runs that a spent budget kept from starting.", "dimension"
 )
 QUOTA_HITS = _counter(
-    "ff_quota_hit_total", "Looks at a quota that let nothing in: rate or concurrency.", "reason"
+    "ff_quota_hit_total", "How often a quota let no run in: rate or concurrency.", "reason"
 )
 JOINS = _counter("ff_edge_group_policy_total", "Joins that were decided.", "policy")
 SIBLINGS_DISPATCHED = _counter(

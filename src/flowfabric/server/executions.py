@@ -140,7 +140,7 @@ async def submit(request: Request[Any, Any, Any], data: CreateExecution) -> Subm
     except Invalid as error:
         answer = await _repeated(engine, data, error)
     if isinstance(answer, Submitted) and answer.state is PublicState.RATE_LIMITED:
-        return replace(answer, state=await _admitted(engine, answer.id))
+        return replace(answer, state=await _settled(engine, answer.id))
     if isinstance(answer, Duplicate) and not caller.sees_all:
         namespace = await engine.views.namespace(answer.id)
         if namespace is not None and not caller.sees(namespace):
@@ -160,11 +160,10 @@ async def _submitted(engine: Engine, data: CreateExecution) -> Submitted | Dupli
         return await engine.executions.submit(read_submission(replace(data, policy=named)))
 
 
-async def _admitted(engine: Engine, id: ExecutionId) -> PublicState:
-    """The state of a rate-limited execution after its quotas were looked at: it waits for a worker
-    if they have room."""
-    with suppress(FlowFabricError):  # it is created or replayed in any case
-        await engine.quotas.settle()
+async def _settled(engine: Engine, id: ExecutionId) -> PublicState:
+    """The state of an execution that has just come to wait for its quotas, after a look at them: if
+    they have room, it waits for a worker."""
+    with suppress(FlowFabricError):  # what the caller asked for is done in any case
         return await engine.views.state(id) or PublicState.RATE_LIMITED
     return PublicState.RATE_LIMITED
 
@@ -500,9 +499,10 @@ class ReplayAnswer(Tagged):
 async def replay_execution(request: Request[Any, Any, Any], id: RunPath) -> Response[ReplayAnswer]:
     """Runs an ended execution again."""
     key, engine = await own_run(request, id)
-    state = (await engine.executions.replay(key)).state
+    replayed = await engine.executions.replay(key)
+    state = replayed.state
     if state is PublicState.RATE_LIMITED:
-        state = await _admitted(engine, key)
+        state = await _settled(engine, replayed.id)
     return respond(ReplayAnswer(Replayed=ReplayedExecution(state)))
 
 

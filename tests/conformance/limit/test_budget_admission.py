@@ -13,6 +13,7 @@ from flowfabric.core.execution.status import Blocking, Eligibility, PublicState
 from flowfabric.core.limit.budget import OnHard, Scope
 from flowfabric.core.limit.quota import Quota, budget_queue
 from flowfabric.core.limit.spend import HardBreach, Reserved
+from flowfabric.engine.limit import rounds
 from flowfabric.store.queries import InQueue
 from tests.kit.flow_lab import declare, settle
 from tests.kit.lab import W1, W2, Lab
@@ -77,6 +78,36 @@ async def delete(lab: Lab) -> None:
 
 async def scheduled(lab: Lab) -> None:
     await lab.pass_time(10_000)
+
+
+async def claims(lab: Lab, id: str) -> bool:
+    return [claim.id for claim in await lab.claim(W1)] == [id]
+
+
+async def searches(lab: Lab, id: str) -> bool:
+    granted = await lab.engine.grants.find_and_issue(W1, lane="default")
+    return granted is not None and granted.id == id
+
+
+async def reads(lab: Lab, id: str) -> bool:
+    return await lab.state(id) == "waiting"
+
+
+@pytest.mark.parametrize("look", [claims, searches, reads])
+@pytest.mark.parametrize("way", [raise_limit, reset, delete])
+async def test_a_run_whose_budget_has_room_again_is_found_at_once(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, way: Any, look: Any
+) -> None:
+    """C-T85, C-T93: a caller that makes the room and then looks need not wait for a sweep"""
+    monkeypatch.setattr(rounds, "SETTLE", 30)
+    await make(lab)
+    await lab.engine.quotas.define(Quota(name="q", concurrency=1))
+    await spend(lab, 10)
+    id = await lab.submit(policy={**TEAM, "quotas": [{"quota": "q"}]})
+    assert not await claims(lab, id)
+    assert not await reads(lab, id)
+    await way(lab)
+    assert await look(lab, id)
 
 
 @pytest.mark.parametrize("way", [raise_limit, make_advice, reset, delete, scheduled])

@@ -1,20 +1,31 @@
 """Quotas: defined, attached at submit, and the order in which those who wait are let through."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from flowfabric.core.base.errors import FlowFabricError, Invalid, InvalidPolicy, NotFound
+from flowfabric.core.base.errors import (
+    FlowFabricError,
+    Invalid,
+    InvalidPolicy,
+    NotEligible,
+    NotFound,
+)
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.status import PublicState, Vector
 from flowfabric.core.execution.submission import Submission
 from flowfabric.core.flow.graph import Graph, GraphNode
 from flowfabric.core.flow.model import FlowState
 from flowfabric.core.limit.quota import Quota, Rate, name_uses, queue_of
 from flowfabric.core.limit.release import Release
-from flowfabric.engine.limit import releases
+from flowfabric.engine.engine import Engine
+from flowfabric.engine.execution.views import Description, Info
+from flowfabric.engine.limit import releases, rounds
 from flowfabric.store import foreign
+from flowfabric.store.queries import Query
 from tests.conformance.execution.test_inbox import id_of, inbox_entry
 from tests.kit.connections import libraries
 from tests.kit.flow_lab import declare
@@ -53,6 +64,95 @@ async def test_a_run_that_its_quota_admits_can_be_claimed_right_after_its_submis
         (after,) = await lab.engine.claims.claim(W2)
         assert after.id == full
         await lab.complete(after)
+
+
+READS: dict[str, Callable[[Engine, ExecutionId], Awaitable[Any]]] = {
+    "state": lambda engine, id: engine.views.state(id),
+    "vector": lambda engine, id: engine.views.vector(id),
+    "info": lambda engine, id: _vector(engine.views.info(id)),
+    "describe": lambda engine, id: _vector(engine.views.describe(id)),
+}
+
+
+async def _vector(shown: Awaitable[Info | Description | None]) -> Vector:
+    found = await shown
+    assert found is not None
+    assert found.state == found.vector.public
+    return found.vector
+
+
+@pytest.mark.parametrize("limit", ["concurrency", "concurrency_per_key"])
+@pytest.mark.parametrize("look", READS.values(), ids=READS)
+async def test_a_run_that_its_quota_admits_is_shown_so_right_after_its_submission(
+    lab: Lab,
+    monkeypatch: pytest.MonkeyPatch,
+    look: Callable[[Engine, ExecutionId], Awaitable[Any]],
+    limit: str,
+) -> None:
+    """Execution 2.7 and C-T98: a creation makes S1; only a run for which there is no room is
+    blocked by its quota, until there is"""
+    monkeypatch.setattr(rounds, "SETTLE", 30)
+    caps: dict[str, Any] = {limit: 1}
+    await lab.engine.quotas.define(Quota(name="q", **caps))
+
+    async def state(id: ExecutionId) -> str:
+        found = await look(lab.engine, id)
+        return str(found if isinstance(found, PublicState) else found.public)
+
+    first = await lab.submit(policy=using("q"))
+    assert await state(first) == "waiting"
+    second = await lab.submit(policy=using("q"))
+    assert await state(second) == "rate_limited"
+    await lab.engine.executions.cancel(first, reason="over")
+    assert await state(second) == "waiting"
+
+
+async def test_runs_that_their_quota_admits_are_counted_so_right_after_their_submission(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C-T95: only those wait for which the cap, also a higher one, has no room"""
+    monkeypatch.setattr(rounds, "SETTLE", 30)
+    await lab.engine.quotas.define(Quota(name="q", concurrency=3))
+
+    async def two_more() -> None:
+        for _ in range(2):
+            await lab.submit(policy=using("q"))
+
+    await two_more()
+    status = await lab.engine.quotas.status("q")
+    assert (status.admitted, status.waiting) == (2, 0)
+    await two_more()
+    counts = (await lab.engine.views.counts()).by_state
+    assert (counts["waiting"], counts["rate_limited"]) == (3, 1)
+    await lab.engine.quotas.define(Quota(name="q", concurrency=5))
+    await two_more()
+    listed = await lab.engine.views.list(Query(states=(PublicState.RATE_LIMITED,)))
+    assert len(listed.items) == 1
+
+
+CHANGES: dict[str, Callable[[Engine, ExecutionId], Awaitable[Any]]] = {
+    "change_priority": lambda engine, id: engine.executions.change_priority(id, 7),
+    "block": lambda engine, id: engine.executions.block(id, "paused_by_operator"),
+    "issue": lambda engine, id: engine.grants.issue(id, W2),
+    "take": lambda engine, id: engine.grants.take(id),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+async def test_a_run_that_its_quota_admits_can_be_changed_right_after_its_submission(
+    lab: Lab,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Engine, ExecutionId], Awaitable[Any]],
+) -> None:
+    """C-T78, C-T98, C-T109: what is for a run that waits for a worker is done at once, and refused
+    while its quota has no room"""
+    monkeypatch.setattr(rounds, "SETTLE", 30)
+    await lab.engine.quotas.define(Quota(name="q", concurrency=1))
+    first, second = [await lab.submit(policy=using("q")) for _ in range(2)]
+    with pytest.raises(NotEligible):
+        await change(lab.engine, second)
+    await lab.engine.executions.cancel(first, reason="over")
+    await change(lab.engine, second)
 
 
 async def test_a_run_that_its_quota_admits_can_be_granted_right_after_its_submission(

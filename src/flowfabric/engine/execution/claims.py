@@ -63,7 +63,6 @@ from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.claim_calls import MAX_CLAIM, ClaimCalls
 from flowfabric.engine.limit.budget_gate import BudgetGate
 from flowfabric.engine.limit.lanes import Lanes
-from flowfabric.engine.limit.rounds import Rounds
 from flowfabric.store.contract import Store
 from flowfabric.store.hints import Topic, Topics
 from flowfabric.store.queries import ClaimCall, ExpiredLease, Renewal, Suspects, Taken
@@ -164,12 +163,9 @@ class Renewals(dict[UUID, Renewed | FlowFabricError]):
 class Claims(Service):
     """`engine.claims`"""
 
-    def __init__(
-        self, context: EngineContext, lanes: Lanes, budget_gate: BudgetGate, rounds: Rounds
-    ) -> None:
+    def __init__(self, context: EngineContext, lanes: Lanes, budget_gate: BudgetGate) -> None:
         super().__init__(context)
         self._lanes = lanes
-        self._rounds = rounds
         self.calls = ClaimCalls(context, budget_gate)
         self._renewals: Batcher[Renewal, Millis | None] = Batcher(
             "renew", partial(_flush_renewals, context.store), keys=lambda renewal: (renewal.uuid,)
@@ -386,7 +382,7 @@ class Claims(Service):
                 # All callers look at the same moments, so that they share the statement.
                 next_look = POLL_FLOOR - loop.time() % POLL_FLOOR
                 await hints.wait(min(remaining, next_look), seen, hinted_by(self._context.store))
-            elif settled or not await self._rounds.settle(seen):
+            elif settled or not await self._context.rounds.settle(seen):
                 return []
             else:
                 settled = True

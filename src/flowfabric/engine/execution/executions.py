@@ -156,7 +156,7 @@ class Executions(Service):
             raise Invalid(f"priority must be a whole number, not {type(priority).__name__}")
         check_flag(anywhere, "anywhere")
         step = self._context.options.rank_step
-        return await self._decide(
+        return await self._decide_settled(
             id, operator.change_priority, priority, anywhere=anywhere, step=step
         )
 
@@ -253,7 +253,7 @@ class Executions(Service):
         check_text(reason, "reason", limit=MAX_REASON)
         if detail is not None:
             check_text(detail, "detail", limit=MAX_REASON)
-        return await self._decide(id, operator.block, reason, detail)
+        return await self._decide_settled(id, operator.block, reason, detail)
 
     async def unblock(self, id: str, expected: str | None = None) -> Unblocked:
         """Undoes a block if it is the expected one."""

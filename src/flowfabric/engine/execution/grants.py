@@ -2,10 +2,11 @@
 grant."""
 
 import hmac
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
 from uuid import UUID
+
+from msgspec.structs import replace
 
 from flowfabric.core.base.errors import (
     Contention,
@@ -51,7 +52,6 @@ from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.attempts import seal_claim
 from flowfabric.engine.execution.claims import Claim, check_known, check_ttl
 from flowfabric.engine.limit.budget_gate import BudgetGate
-from flowfabric.engine.limit.rounds import Rounds
 from flowfabric.store.queries import Claimable, Taken
 
 MAX_GRANT = MAX_TTL
@@ -65,10 +65,9 @@ MAX_PAGE = 1000
 class Grants(Service):
     """`engine.grants`"""
 
-    def __init__(self, context: EngineContext, budget_gate: BudgetGate, rounds: Rounds) -> None:
+    def __init__(self, context: EngineContext, budget_gate: BudgetGate) -> None:
         super().__init__(context)
         self._budget_gate = budget_gate
-        self._rounds = rounds
 
     async def issue(
         self,
@@ -89,9 +88,9 @@ class Grants(Service):
         try:
             grantee = self._grantee(worker, capabilities, ttl, key, notes)
         except InvalidCapabilities:
-            await self._decide(id, rules.check_grantable)  # whose errors come first
+            await self._decide_settled(id, rules.check_grantable)  # whose errors come first
             raise
-        return await self._decide(id, rules.issue_grant, grantee)
+        return await self._decide_settled(id, rules.issue_grant, grantee)
 
     async def issue_reclaim(
         self,
@@ -131,13 +130,6 @@ class Grants(Service):
         grantee = self._grantee(worker, capabilities, ttl, None, notes)
         place = None if namespace is None else check_namespace(namespace)
         name = check_lane(lane)
-        issue = partial(
-            self.issue,
-            worker=worker,
-            capabilities=grantee.capabilities,
-            ttl=grantee.ttl,
-            notes=notes,
-        )
         settled = False
         with looking(name):
             await self._let_in()
@@ -146,7 +138,7 @@ class Grants(Service):
                 candidates = await self._context.store.snapshots(
                     Claimable(name, place, self._now(), EXAMINED, grantee.capabilities)
                 )
-                granted, refused = await self._grant_first(candidates, issue)
+                granted, refused = await self._grant_first(candidates, grantee)
                 if granted is not None:
                     with suppress(FlowFabricError):  # the next search meets them again
                         await self._budget_gate.hold_back(refused)
@@ -154,13 +146,13 @@ class Grants(Service):
                 if refused:
                     await self._budget_gate.hold_back(refused)
                     continue
-                if settled or not await self._rounds.settle(seen):
+                if settled or not await self._context.rounds.settle(seen):
                     return None
                 settled = True
         return None
 
     async def _grant_first(
-        self, candidates: Iterable[Snapshot], issue: Callable[[str], Awaitable[Granted]]
+        self, candidates: Iterable[Snapshot], grantee: Grantee
     ) -> tuple[Granted | None, list[tuple[Snapshot, Exhausted]]]:
         """The grant of the first of these that can be had, and those before it whose budget is
         used up."""
@@ -170,7 +162,8 @@ class Grants(Service):
                 refused.append((candidate, why))
                 continue
             with suppress(Contention, GrantExists, NotFound):  # the next one is as good
-                return await issue(candidate.execution.id), refused
+                asked = replace(grantee, key=self._new_key())
+                return await self._decide(candidate.execution.id, rules.issue_grant, asked), refused
         return None, refused
 
     async def handle_of(self, owned: Claim) -> str:
@@ -255,7 +248,7 @@ class Grants(Service):
         """An operator takes a waiting execution in one step, ignoring its requirements, its lane
         and its budgets."""
         taking = self._taking(WorkerIdentity(OPERATOR, OPERATOR), ttl, lease_id)
-        snapshot = await self._decide(id, rules.grant_and_claim, taking)
+        snapshot = await self._decide_settled(id, rules.grant_and_claim, taking)
         return await self._claim(snapshot, taking)
 
     async def reclaim(

@@ -218,11 +218,14 @@ class Views(Service):
     """`engine.views`"""
 
     async def describe(self, id: str) -> Description | None:
+        seen = self._context.store.hints.count
         detail = await self._detail(id)
+        if detail is not None and await self._context.rounds.settle_run(detail.snapshot, seen):
+            detail = await self._detail(id)
         return None if detail is None else _description_at(detail, detail.snapshot, self._now())
 
     async def info(self, id: str) -> Info | None:
-        snapshot = await self._load(id)
+        snapshot = await self._load_settled(id)
         if snapshot is None:
             return None
         (info,) = await self._with_failures([snapshot], [_info(snapshot)])
@@ -230,11 +233,11 @@ class Views(Service):
 
     async def state(self, id: str) -> PublicState | None:
         """Only the public state: the cheap poll."""
-        snapshot = await self._load(id)
+        snapshot = await self._load_settled(id)
         return None if snapshot is None else public_state(snapshot)
 
     async def vector(self, id: str) -> Vector | None:
-        snapshot = await self._load(id)
+        snapshot = await self._load_settled(id)
         return None if snapshot is None else vector(snapshot)
 
     async def result(self, id: str) -> bytes | None:
@@ -346,7 +349,7 @@ class Views(Service):
         bounded = _bounded(check_kind_of(query, Query, "query"), cursor)
         if not bounded.limit:
             return Infos((), None)
-        await self._let_in()
+        await self._settle()
         page = await self._context.store.page(bounded)
         damaged = list(page.unreadable)
         items = readable(
@@ -375,7 +378,7 @@ class Views(Service):
         last = None if after is None else parse_uuid(after, "cursor")
         if not wanted:
             return PartitionPage((), None)
-        await self._let_in()
+        await self._settle()
         routes = await self._context.store.routes()
         lanes = {route.lane for route in routes if lane_partition(route.lane) == index}
         found: list[ExecutionId] = []
@@ -433,7 +436,7 @@ class Views(Service):
         in a store with more than 200,000 finished ones, those of it among the newest are counted,
         and `capped` says so."""
         place, name = _text(namespace, "namespace"), _text(lane, "lane")
-        await self._let_in()
+        await self._settle()
         return await self._context.store.counts(place, name)
 
     async def _detail(self, id: str) -> Detail | None:

@@ -216,12 +216,12 @@ class BudgetGate(Service):
     def _admit_soon(self, names: Iterable[str]) -> None:
         for name in names:
             self._crowded.pop(name, None)
-            self._background.start(partial(self.let_in, name), name)
+            self._context.rounds.open(self._background.start(partial(self.let_in, name), name))
 
     def free_soon(self, names: Iterable[str]) -> None:
         """Admits what waits for one of these budgets but is no longer limited by it."""
         for name in names:
-            self._background.start(partial(self._free, name), name)
+            self._context.rounds.open(self._background.start(partial(self._free, name), name))
 
     async def _free(self, name: str) -> None:
         store, rule = self._context.store, partial(_let_in, budget=name)

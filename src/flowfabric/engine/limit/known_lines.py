@@ -17,6 +17,7 @@ from flowfabric.core.limit.known_quota import KnownQuota
 from flowfabric.core.limit.quota import Uses
 from flowfabric.core.limit.release import QuotaView, Release, turn_of
 from flowfabric.core.limit.unclaimable import Unclaimable
+from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.unclaimable import ClosedRoutes
 from flowfabric.store.queries import LinesRequest, OtherVersion, ServedLines
@@ -123,6 +124,8 @@ class KnownLines(Service):
         self.looks += 1
         known.learn(asked, served.room, served.left, self.looks)
         known.version, known.turn = served.version, max(known.turn, served.turn)
+        if not served.moved and any(room <= 0 for room in served.room.values()):
+            _tell_full()
 
     def released(self, release: Release, *, keep: bool) -> None:
         """Forgets the quotas of a release that has looked at all lines: if a key has two lines, it
@@ -186,6 +189,8 @@ class KnownLines(Service):
             self._learn_admitted(found, now, stands=stood and not any(existing))
         if not stood:
             return Written(creations, existing)
+        if found.full:
+            _tell_full()
         full = frozenset[int]() if any(existing) else found.full
         return Written(found.written(creations), existing, full)
 
@@ -198,6 +203,12 @@ class KnownLines(Service):
                 known.version += 1
                 if lines:
                     known.turn = turn_of(known.turn, now)
+
+
+def _tell_full() -> None:
+    """Measures that runs wait because their key has no free slot."""
+    if (seen := watching()) is not None:
+        seen.refused_by_quota("concurrency")
 
 
 def _may_be_admitted(creations: Sequence[Creation]) -> bool:

@@ -19,6 +19,8 @@ from flowfabric.core.limit.check_admission import (
     Admission,
     AdmissionReleased,
     Admitted,
+    RateExceeded,
+    Refused,
     admit_one,
     gave_back,
     give_back,
@@ -27,6 +29,7 @@ from flowfabric.core.limit.check_admission import (
 from flowfabric.core.limit.quota import Quota, Use, check_quota, check_quota_name, queue_of
 from flowfabric.core.limit.release import Release, Room, limits_since
 from flowfabric.core.limit.unclaimable import counted_start
+from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.commit.records import find
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
@@ -94,14 +97,10 @@ class Quotas(Service):
             self._releases.gone(asked)
         return gone
 
-    async def settle(self) -> None:
-        """Waits a moment for runs that are being admitted."""
-        await self._releases.rounds.settle(self._context.store.hints.count)
-
     async def status(self, name: str) -> QuotaStatus:
         """How full a quota is."""
         quota = await self.get(name)
-        await self._let_in()
+        await self._settle((quota.name,))
         counts = await self._context.store.queue_counts(quota.name, MAX_KEYS)
         now = self._now()
         lines = MAX_KEYS if quota.rate_per_key is not None else 1
@@ -166,8 +165,11 @@ class Quotas(Service):
         await store.put_queues([(queue, uses)])
         view = await store.quota_view(QuotaViewRequest(quota, (queue,), 1, 1, now))
         decided = admit_one(snapshot, now, quota, view)
+        if decided is None:
+            return RACE_LOST
         if not isinstance(decided, Release):
-            return decided or RACE_LOST
+            _tell_refused(decided)
+            return decided
         moved = await store.release(decided)
         if moved is None or snapshot.execution.uuid not in moved:
             return RACE_LOST
@@ -194,3 +196,9 @@ class Quotas(Service):
             return old is None
 
         return await retry(round, QUOTAS.title(checked.name))
+
+
+def _tell_refused(why: Refused) -> None:
+    """Measures that a run was asked for and has to wait."""
+    if (seen := watching()) is not None:
+        seen.refused_by_quota("rate" if isinstance(why, RateExceeded) else "concurrency")

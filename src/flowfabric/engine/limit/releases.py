@@ -27,7 +27,6 @@ from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.known_lines import KnownLines, LineEvent
-from flowfabric.engine.limit.rounds import Rounds
 from flowfabric.engine.limit.unclaimable import ClosedRoutes
 from flowfabric.store.hints import Topic
 from flowfabric.store.queries import QuotaViewRequest
@@ -57,10 +56,9 @@ class Releases(Service):
 
     def __init__(self, context: EngineContext) -> None:
         super().__init__(context)
-        self._dirty: dict[str, set[int] | None] = {}
         self._background = Background("admitting runs through quotas", log)
-        self._busy: set[str] = set()
-        self.rounds = Rounds(context.store.hints, self._dirty, self._busy)
+        self._rounds = context.rounds
+        self._dirty, self._busy = self._rounds.dirty, self._rounds.busy
         self._shapes: dict[str, ReleaseShape] = {}
         self._paces: dict[str, int] = {}
         self._shared: set[str] = set()
@@ -186,14 +184,14 @@ class Releases(Service):
         while (quota := self._next()) is not None:
             queues = self._dirty.pop(quota)
             self._busy.add(quota)
-            self.rounds.begin(quota)
+            self._rounds.begin(quota)
             self._start()
             try:
                 await self.lines.introduce()
                 await self._serve(quota, queues)
             finally:
                 self._busy.discard(quota)
-                self.rounds.end(quota)
+                self._rounds.end(quota)
         try:
             await self.closed.refresh(now_and_then=True)
         except FlowFabricError as error:
