@@ -38,6 +38,20 @@ async def test_a_repeat_is_a_duplicate_whatever_is_wrong_with_the_rest(
     assert reply.status_code in (400, 404)
 
 
+@pytest.mark.parametrize("wrong", [{"lane_id": ""}, {"tags": {"X": "x"}}, {"execution_kind": ""}])
+async def test_the_policy_is_looked_at_before_the_rest(
+    http: httpx.AsyncClient, wrong: dict[str, Any]
+) -> None:
+    """Execution 3.1: check 4 comes before 5."""
+    needs = {"required_capabilities": ["a,b"]}
+    for policy, code in (
+        ({"routing_requirements": needs}, "invalid_capabilities"),
+        ({"routing_requirements": []}, "invalid_policy_json"),
+    ):
+        reply = await http.post(URL, json={**EXECUTION, "policy": policy, **wrong})
+        assert error_of(reply, 400)["code"] == code
+
+
 async def test_a_limit_that_does_not_exist_is_named(http: httpx.AsyncClient) -> None:
     for policy in ({"budget_ids": [NOBODY]}, {"quotas": [{"quota": NOBODY}]}):
         reply = await http.post(URL, json={**EXECUTION, "policy": policy})

@@ -327,17 +327,21 @@ async def _first_answer(
     neither is."""
     try:
         check_kind_of(submission, Submission, "submission")
-        check_priority(submission.priority or 0)
+        if submission.priority is not None:
+            check_priority(submission.priority)
         namespace = check_namespace(submission.namespace)
         key = None if _keeps_no_key(submission) else check_key(submission.key)
-        given = None if submission.id is None else ExecutionId(submission.id).uuid
+        given = None if submission.id is None else ExecutionId(submission.id)
         made = None if fresh is None else parse_uuid(fresh, "fresh id")
     except Invalid:
         return None
-    id = made if given is None else given
+    id = made if given is None else given.uuid
     if id is None and key is None:
         return None
-    return await _known(context, id, namespace, key, given is None)
+    first = await _known(context, id, namespace, key, given is None)
+    if first is not None and key is None and given is not None and not given.names(first.id):
+        return None
+    return first
 
 
 async def _repeats(
