@@ -187,8 +187,6 @@ def read_submission(data: CreateExecution) -> Submission:
     lane = check_lane(data.lane_id)
     id = None if data.execution_id is None else read_id(data.execution_id)
     partition = _partition(lane, id, optional_uuid(data.flow_id, "flow_id"))
-    if id is not None and id.partition_index == ANYWHERE:
-        id = ExecutionId.of(partition, id.uuid)
     return Submission(
         kind=data.execution_kind,
         payload=read_bytes(data.input_payload, "input_payload"),

@@ -168,7 +168,7 @@ def _execution(
         facts=_facts(submission, rules, now),
         flow=None if submission.flow is None else parse_uuid(submission.flow, "flow"),
     )
-    if given is not None and given.partition_index != execution.partition:
+    if given is not None and not given.names(execution.id):
         raise InvalidId("wrong_partition", given)
     return execution
 

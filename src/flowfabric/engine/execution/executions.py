@@ -8,7 +8,7 @@ from itertools import chain, repeat
 from typing import Any, Literal
 from uuid import UUID
 
-from flowfabric.core.base.errors import FlowTerminal, Invalid, NotFound
+from flowfabric.core.base.errors import FlowTerminal, Invalid, InvalidId, NotFound
 from flowfabric.core.base.ids import ExecutionId, parse_uuid
 from flowfabric.core.base.numbers import check_flag, check_items, check_kind_of, check_one_of
 from flowfabric.core.base.text import (
@@ -105,7 +105,10 @@ class Executions(Service):
             if (first := await _first_answer(self._context, submission, fresh)) is not None:
                 return first
             raise
-        return await self.put(creation)
+        answer = await self.put(creation)
+        if creation.key is None and not _is_named(answer.id, submission):
+            raise InvalidId("wrong_partition", submission.id or "")
+        return answer
 
     async def submit_many(
         self, submissions: Iterable[Submission], *, fresh: Sequence[UUID] = ()
@@ -339,9 +342,15 @@ async def _first_answer(
     if id is None and key is None:
         return None
     first = await _known(context, id, namespace, key, given is None)
-    if first is not None and key is None and given is not None and not given.names(first.id):
+    if first is None or (key is None and not _is_named(first.id, submission)):
         return None
     return first
+
+
+def _is_named(id: ExecutionId, submission: Submission) -> bool:
+    """Whether a submission without a key means this execution: the id that it gives, if any, does
+    not name another partition."""
+    return submission.id is None or ExecutionId(submission.id).names(id)
 
 
 async def _repeats(
