@@ -9,7 +9,7 @@ import pytest
 from flowfabric.core.base.errors import Unavailable
 from flowfabric.core.limit.quota import Quota
 from flowfabric.engine.engine import Engine
-from tests.kit.http import EXECUTION, LANE, NOBODY, create, error_of
+from tests.kit.http import EXECUTION, LANE, NOBODY, create, error_of, tagged
 
 pytestmark = pytest.mark.rules
 
@@ -36,6 +36,30 @@ async def test_a_repeat_is_a_duplicate_whatever_is_wrong_with_the_rest(
         assert (reply.status_code, reply.json()) == (200, {"Duplicate": {"execution_id": id}})
     reply = await http.post(URL, json={**EXECUTION, "idempotency_key": "other", **wrong})
     assert reply.status_code in (400, 404)
+
+
+async def test_an_id_with_another_partition_is_no_repeat(http: httpx.AsyncClient) -> None:
+    """Execution 1.1: it is another id, and one uuid names one execution."""
+    id = await create(http, execution_id=tagged(NOBODY, 9))
+    for same in (id, NOBODY):
+        reply = await http.post(URL, json={**EXECUTION, "execution_id": same})
+        assert (reply.status_code, reply.json()) == (200, {"Duplicate": {"execution_id": id}})
+    reply = await http.post(URL, json={**EXECUTION, "execution_id": tagged(NOBODY, 10)})
+    assert error_of(reply, 400)["details"]["reason"] == "wrong_partition"
+
+
+@pytest.mark.parametrize("wrong", [{"lane_id": ""}, {"tags": {"X": "x"}}, {"execution_kind": ""}])
+async def test_the_policy_is_looked_at_before_the_rest(
+    http: httpx.AsyncClient, wrong: dict[str, Any]
+) -> None:
+    """Execution 3.1: check 4 comes before 5."""
+    needs = {"required_capabilities": ["a,b"]}
+    for policy, code in (
+        ({"routing_requirements": needs}, "invalid_capabilities"),
+        ({"routing_requirements": []}, "invalid_policy_json"),
+    ):
+        reply = await http.post(URL, json={**EXECUTION, "policy": policy, **wrong})
+        assert error_of(reply, 400)["code"] == code
 
 
 async def test_a_limit_that_does_not_exist_is_named(http: httpx.AsyncClient) -> None:

@@ -181,12 +181,11 @@ async def _repeated(engine: Engine, data: CreateExecution, error: Invalid) -> Su
 
 
 def read_submission(data: CreateExecution) -> Submission:
-    """What a body asks for."""
+    """What a body asks for. What is wrong with its policy comes first, as in the engine."""
+    policy = read_policy(data.policy)
     lane = check_lane(data.lane_id)
     id = None if data.execution_id is None else read_id(data.execution_id)
     partition = _partition(lane, id, optional_uuid(data.flow_id, "flow_id"))
-    if id is not None and id.partition_index == ANYWHERE:
-        id = ExecutionId.of(partition, id.uuid)
     return Submission(
         kind=data.execution_kind,
         payload=read_bytes(data.input_payload, "input_payload"),
@@ -196,7 +195,7 @@ def read_submission(data: CreateExecution) -> Submission:
         priority=data.priority,
         key=data.idempotency_key,
         tags=data.tags,
-        policy=read_policy(data.policy),
+        policy=policy,
         delay_until=read_moment(data.delay_until),
         deadline_at=read_moment(data.execution_deadline_at),
         creator=data.creator_identity or None,

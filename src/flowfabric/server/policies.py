@@ -12,7 +12,7 @@ from msgspec import Meta, Struct, ValidationError, convert
 from flowfabric.core.base.errors import InvalidPolicy
 from flowfabric.core.base.numbers import MAX_COUNT
 from flowfabric.core.base.time import MAX_SPAN
-from flowfabric.core.execution.policy import Policy
+from flowfabric.core.execution.policy import Policy, parse_policy
 from flowfabric.server.unknown_fields import MEMBERS_OF
 from flowfabric.server.wire import MAX_U64, U64, canonical_uuid
 
@@ -77,15 +77,17 @@ _SPANS = frozenset(
 )
 
 
-def read_policy(given: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The policy as the engine takes it, which checks everything else."""
+def read_policy(given: dict[str, Any] | None) -> Policy | None:
+    """The policy as the engine takes it."""
     if given is None:
         return None
-    return {
-        name: _member(name, value)
-        for name, value in given.items()
-        if value is not None or name not in _OPTIONAL
-    }
+    return parse_policy(
+        {
+            name: _member(name, value)
+            for name, value in given.items()
+            if value is not None or name not in _OPTIONAL
+        }
+    )
 
 
 def _member(name: str, value: Any) -> Any:

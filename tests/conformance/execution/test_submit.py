@@ -187,6 +187,8 @@ async def test_the_right_uuid_in_another_partition_names_nothing(lab: Lab) -> No
     """§1.1: two ids with the same uuid and different partitions are different ids."""
     await lab.submit(id=solo())
     elsewhere = ExecutionId.of((solo().partition_index + 1) % PARTITIONS, SOME)
+    with pytest.raises(InvalidId):
+        await submit(lab, id=elsewhere)
     assert await lab.engine.views.describe(elsewhere) is None
     assert await lab.engine.views.state(elsewhere) is None
     assert await lab.engine.executions.get_tag(elsewhere, "app.a") is None
@@ -471,10 +473,13 @@ async def test_a_delay_that_has_passed_already_is_none(lab: Lab) -> None:
 
 
 async def test_the_policy_may_ask_for_the_delay(lab: Lab) -> None:
-    later = lab.clock.now() + 1000
-    of_policy = await submit(lab, policy={"delay_until": later})
-    own = await submit(lab, policy={"delay_until": later}, delay_until=Millis(0))
-    assert await lab.state(of_policy.id) is PublicState.DELAYED
+    """§1.2, §1.7: a timestamp of zero is not set, so it does not replace that of the policy."""
+    now = lab.clock.now()
+    policy = {"delay_until": now + 1000}
+    for moment in (None, Millis(0)):
+        delayed = await submit(lab, policy=policy, delay_until=moment)
+        assert await lab.state(delayed.id) is PublicState.DELAYED
+    own = await submit(lab, policy=policy, delay_until=Millis(now - 1))
     assert await lab.state(own.id) is PublicState.WAITING
 
 
@@ -573,6 +578,17 @@ async def test_a_policy_that_cannot_be_read_creates_nothing(lab: Lab) -> None:
         assert caught.value.detail.startswith("malformed")
     assert await lab.engine.views.describe(solo()) is None
     assert await nothing_exists(lab)
+
+
+@pytest.mark.rules
+@pytest.mark.inside
+@pytest.mark.parametrize("priority", ["high", "", 0.0, False])
+async def test_the_priority_is_looked_at_before_the_key(lab: Lab, priority: object) -> None:
+    """§3.1: check 1 comes before 2 and 3, also for what Python takes as false"""
+    await lab.submit(id=solo(), key="k")
+    for same in ({"key": "k"}, {"id": solo()}):
+        with pytest.raises(Invalid, match="priority must be a whole number"):
+            await submit(lab, priority=priority, **same)
 
 
 @pytest.mark.rules

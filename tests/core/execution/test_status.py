@@ -374,6 +374,7 @@ def test_every_state_the_rules_reach_is_a_legal_combination_and_all_are_reached(
         (Phase.TERMINAL, Eligibility.NOT_APPLICABLE, "cancelled", PublicState.CANCELLED),
         (Phase.TERMINAL, Eligibility.NOT_APPLICABLE, "expired", PublicState.EXPIRED),
         (Phase.TERMINAL, Eligibility.NOT_APPLICABLE, "skipped", PublicState.SKIPPED),
+        (Phase.TERMINAL, Eligibility.NOT_APPLICABLE, "none", PublicState.FAILED),
         (Phase.SUSPENDED, Eligibility.NOT_APPLICABLE, "none", PublicState.SUSPENDED),
         (Phase.ACTIVE, Eligibility.NOT_APPLICABLE, "none", PublicState.ACTIVE),
         (Phase.RUNNABLE, Eligibility.ELIGIBLE_NOW, "none", PublicState.WAITING),
@@ -386,6 +387,7 @@ def test_every_state_the_rules_reach_is_a_legal_combination_and_all_are_reached(
         (Phase.RUNNABLE, Eligibility.OPERATOR, "none", PublicState.WAITING),
         (Phase.RUNNABLE, Eligibility.NOT_APPLICABLE, "none", PublicState.WAITING),
         (Phase.SUBMITTED, Eligibility.ELIGIBLE_NOW, "none", PublicState.WAITING),
+        (Phase.SUBMITTED, Eligibility.NOT_UNTIL_TIME, "none", PublicState.WAITING),
     ],
 )
 def test_the_public_state_follows_from_phase_eligibility_and_outcome(

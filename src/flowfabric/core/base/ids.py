@@ -119,6 +119,10 @@ class ExecutionId(str):
         """The id of the execution with this uuid, whatever its partition."""
         return cls.of(ANYWHERE, uuid)
 
+    def names(self, other: "ExecutionId") -> bool:
+        """Whether this is the id of the same execution; its own partition may be unknown."""
+        return self._uuid == other._uuid and self._partition in (ANYWHERE, other._partition)
+
     @property
     def partition_index(self) -> int:
         # Not called `partition`, which is a method of `str`.

@@ -209,13 +209,18 @@ def outcome_word(outcome: Outcome) -> str:
 
 
 def derive_public(phase: Phase, eligibility: Eligibility, outcome: str) -> PublicState:
-    if phase is Phase.TERMINAL:
-        return _PUBLIC_OUTCOME[outcome]
-    if phase is Phase.SUSPENDED:
-        return PublicState.SUSPENDED
-    if phase is Phase.ACTIVE:
-        return PublicState.ACTIVE
-    return _PUBLIC_ELIGIBILITY.get(eligibility, PublicState.WAITING)
+    """An ending without an outcome, which no execution has, counts as a failure."""
+    match phase:
+        case Phase.TERMINAL:
+            return _PUBLIC_OUTCOME.get(outcome, PublicState.FAILED)
+        case Phase.SUSPENDED:
+            return PublicState.SUSPENDED
+        case Phase.ACTIVE:
+            return PublicState.ACTIVE
+        case Phase.RUNNABLE:
+            return _PUBLIC_ELIGIBILITY.get(eligibility, PublicState.WAITING)
+        case Phase.SUBMITTED:
+            return PublicState.WAITING
 
 
 def vector(snapshot: Snapshot) -> Vector:

@@ -168,7 +168,7 @@ def _execution(
         facts=_facts(submission, rules, now),
         flow=None if submission.flow is None else parse_uuid(submission.flow, "flow"),
     )
-    if given is not None and given.partition_index != execution.partition:
+    if given is not None and not given.names(execution.id):
         raise InvalidId("wrong_partition", given)
     return execution
 
@@ -178,16 +178,16 @@ def _facts(submission: Submission, rules: Policy, now: Millis) -> Facts:
     encoding = submission.encoding
     if _says_little(submission, rules) and type(priority) is int and type(encoding) in _TEXT:
         return _usual_facts(priority, encoding)
-    deadline_at = _moment(submission.deadline_at, "deadline") or None  # zero is not set
+    deadline_at = _moment(submission.deadline_at, "deadline")
     if deadline_at is None and rules.execution_deadline is not None:
         deadline_at = Millis(now + rules.execution_deadline)
-    delay_until = submission.delay_until
+    delay_until = _moment(submission.delay_until, "delay") or rules.delay_until
     facts = Facts(
         priority=check_priority(priority),
         key=submission.key or None,
         creator=_optional(submission.creator, "creator"),
         encoding=_optional(encoding, "encoding"),
-        delay_until=_moment(rules.delay_until if delay_until is None else delay_until, "delay"),
+        delay_until=_moment(delay_until, "delay"),
         deadline_at=_moment(deadline_at, "deadline"),
         trace=None if submission.trace is None else check_trace(submission.trace),
     )
@@ -266,4 +266,5 @@ def _optional(value: str | None, what: str) -> str | None:
 
 
 def _moment(value: int | None, what: str) -> Millis | None:
-    return None if value is None else check_moment(value, what)
+    """The moment; None also for zero, which is not set."""
+    return None if value is None else check_moment(value, what) or None

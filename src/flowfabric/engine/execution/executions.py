@@ -8,7 +8,7 @@ from itertools import chain, repeat
 from typing import Any, Literal
 from uuid import UUID
 
-from flowfabric.core.base.errors import FlowTerminal, Invalid, NotFound
+from flowfabric.core.base.errors import FlowTerminal, Invalid, InvalidId, NotFound
 from flowfabric.core.base.ids import ExecutionId, parse_uuid
 from flowfabric.core.base.numbers import check_flag, check_items, check_kind_of, check_one_of
 from flowfabric.core.base.text import (
@@ -105,7 +105,10 @@ class Executions(Service):
             if (first := await _first_answer(self._context, submission, fresh)) is not None:
                 return first
             raise
-        return await self.put(creation)
+        answer = await self.put(creation)
+        if creation.key is None and not _is_named(answer.id, submission):
+            raise InvalidId("wrong_partition", submission.id or "")
+        return answer
 
     async def submit_many(
         self, submissions: Iterable[Submission], *, fresh: Sequence[UUID] = ()
@@ -327,17 +330,27 @@ async def _first_answer(
     neither is."""
     try:
         check_kind_of(submission, Submission, "submission")
-        check_priority(submission.priority or 0)
+        if submission.priority is not None:
+            check_priority(submission.priority)
         namespace = check_namespace(submission.namespace)
         key = None if _keeps_no_key(submission) else check_key(submission.key)
-        given = None if submission.id is None else ExecutionId(submission.id).uuid
+        given = None if submission.id is None else ExecutionId(submission.id)
         made = None if fresh is None else parse_uuid(fresh, "fresh id")
     except Invalid:
         return None
-    id = made if given is None else given
+    id = made if given is None else given.uuid
     if id is None and key is None:
         return None
-    return await _known(context, id, namespace, key, given is None)
+    first = await _known(context, id, namespace, key, given is None)
+    if first is None or (key is None and not _is_named(first.id, submission)):
+        return None
+    return first
+
+
+def _is_named(id: ExecutionId, submission: Submission) -> bool:
+    """Whether a submission without a key means this execution: the id that it gives, if any, does
+    not name another partition."""
+    return submission.id is None or ExecutionId(submission.id).names(id)
 
 
 async def _repeats(

@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from flowfabric.core.access.token import Identity
 from flowfabric.core.base.errors import Invalid, InvalidHandle, NotFound
-from flowfabric.core.base.ids import ANYWHERE, ExecutionId
+from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.execution.handle import HandleBody
 from flowfabric.core.execution.lease import Owner
 from flowfabric.engine.engine import Engine
@@ -65,7 +65,7 @@ async def _by_handle(
         raise Invalid("give a handle or lease_id, lease_epoch and attempt_id, not both")
     body = context.engine.attempts.open(handle)
     id = body.execution_id
-    if asked is not None and not _is_same(asked, id):
+    if asked is not None and not asked.names(id):
         raise InvalidHandle("the handle is of another run")
     claim = context.held_claims.find(body)
     if claim is None:
@@ -73,10 +73,6 @@ async def _by_handle(
     elif not caller.sees(claim.snapshot.execution.route.namespace):
         raise NotFound("execution", id)
     return PresentedLease(context, id, handle, body, claim, not caller.sees_all)
-
-
-def _is_same(asked: ExecutionId, id: ExecutionId) -> bool:
-    return asked.uuid == id.uuid and asked.partition_index in (ANYWHERE, id.partition_index)
 
 
 def _owner(data: Fenced) -> Owner:
