@@ -15,6 +15,7 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
+from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.numbers import check_kind_of
 from flowfabric.core.base.time import Millis, parse_span
 from flowfabric.core.execution.model import Start, WorkerIdentity
@@ -105,6 +106,7 @@ class Worker:
             stopping=self._stopping,
         )
         self._stop_now = asyncio.Event()
+        self._has_let_go: asyncio.Event | None = None
         self._signals: list[int] = []
         self._exit: ExitGuard | None = None
         self._heartbeat_leases = heartbeat_leases
@@ -115,12 +117,14 @@ class Worker:
         """Executes runs until the worker is stopped. Then drains: waits for its runs, and hands
         back those that do not end in time. Cancelling `run` hands them back at once. The lifespan
         starts before the first claim and ends after the last run; if it cannot start, StartupFailed
-        is raised."""
+        is raised. A worker runs once; `fabric.worker()` makes another one."""
+        if self._task is not None:
+            raise Invalid("this worker has run or is running; fabric.worker() makes another")
         self._task = asyncio.current_task()
         if not await self._start_lifespan():
             self._release_signals()
             return
-        runtime = HandlerRuntime(self)
+        runtime, self._has_let_go = HandlerRuntime(self), asyncio.Event()
         self._start_heartbeat()
         self.engine.code_gate.join(
             self.identity, lambda: replace(self.presence, running=len(self.active))
@@ -138,6 +142,7 @@ class Worker:
             await self._hand_back()
             with suppress(TimeoutError):
                 await asyncio.wait_for(registry.stop(), SIGN_OFF)
+            self._has_let_go.set()
             await self.hooks.lifespan.stop()
             await self._finish(runtime)
 
@@ -167,6 +172,14 @@ class Worker:
         self._stopping.set()
         self._freed.set()
 
+    async def let_go(self) -> None:
+        """Stops the worker and its handlers at once. Returns when the store has their runs back:
+        it may be closed then."""
+        self.stop()
+        if self._has_let_go is not None:
+            self._stop_now.set()
+            await self._has_let_go.wait()
+
     def handle_signals(self) -> None:
         """Makes SIGTERM and SIGINT call `stop`. The process ends within the time of the drain and a
         few seconds, even if a handler or a thread does not."""
@@ -188,7 +201,7 @@ class Worker:
             await self._settle()
             while count := await self._claim(runtime.executor):
                 done += count
-                await self._all_done()
+                await _all_done(self.active)
                 await self._settle()
         finally:
             await self._hand_back()
@@ -358,7 +371,7 @@ class Worker:
         if self.active:
             log.info("stopping: %d running, up to %s s", len(self.active), self._drain_for)
         stop_now = asyncio.ensure_future(self._stop_now.wait())
-        done = asyncio.ensure_future(self._all_done())
+        done = asyncio.ensure_future(_all_done(self.active))
         try:
             await asyncio.wait(
                 {stop_now, done}, timeout=self._drain_for, return_when=asyncio.FIRST_COMPLETED
@@ -375,12 +388,12 @@ class Worker:
             active.stop(DRAIN)
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_MOMENT):
-                done = asyncio.ensure_future(self._all_done())
+                done = asyncio.ensure_future(_all_done(self.active))
                 await asyncio.wait([done], timeout=STOP_GRACE)
                 done.cancel()
                 await self._leave_behind()
                 await until_available(self.engine.claims.recover, give_up=lambda: False)
-                await self._all_done()
+                await _all_done(self.active)
 
     async def _leave_behind(self) -> None:
         """Hands back the runs of handlers that do not end although they were cancelled. The fence
@@ -401,11 +414,6 @@ class Worker:
             *(until_available(report, give_up=lambda: False) for report in reports),
             return_exceptions=True,
         )
-
-    async def _all_done(self) -> None:
-        while self.active:
-            jobs = [active.job for active in self.active.values() if active.job is not None]
-            await (asyncio.wait(jobs) if jobs else asyncio.sleep(0))
 
     def _start_heartbeat(self) -> None:
         if not self.options.heartbeat or self._heartbeat_leases is None:
@@ -439,6 +447,12 @@ def _tell(running: Mapping[Key, ActiveRun], key: Key, notice: CancelNotice) -> N
     """A run is being cancelled: its handler may clean up."""
     if (active := running.get(key)) is not None:
         active.tell(notice)
+
+
+async def _all_done(running: Mapping[Key, ActiveRun]) -> None:
+    while running:
+        jobs = [active.job for active in running.values() if active.job is not None]
+        await (asyncio.wait(jobs) if jobs else asyncio.sleep(0))
 
 
 def _handler(tasks: Mapping[str, Task[Any, Any]], claim: Claim) -> Task[Any, Any] | None:
