@@ -430,7 +430,7 @@ class Fabric:
             return  # the lender closes it
         try:
             if self._loop is asyncio.get_running_loop():
-                await asyncio.gather(*(worker.let_go() for worker in self._workers))
+                await asyncio.gather(*(worker.hand_back() for worker in self._workers))
         finally:
             engine, self._engine, self._loop, self._blocks = self._engine, None, None, 0
             if engine is not None:

@@ -106,7 +106,7 @@ class Worker:
             stopping=self._stopping,
         )
         self._stop_now = asyncio.Event()
-        self._has_let_go: asyncio.Event | None = None
+        self._handed_back: asyncio.Event | None = None
         self._signals: list[int] = []
         self._exit: ExitGuard | None = None
         self._heartbeat_leases = heartbeat_leases
@@ -124,7 +124,7 @@ class Worker:
         if not await self._start_lifespan():
             self._release_signals()
             return
-        runtime, self._has_let_go = HandlerRuntime(self), asyncio.Event()
+        runtime = HandlerRuntime(self)
         self._start_heartbeat()
         self.engine.code_gate.join(
             self.identity, lambda: replace(self.presence, running=len(self.active))
@@ -132,6 +132,7 @@ class Worker:
         self.engine.sweep.start()  # until the engine is closed: another worker may rely on it
         registry = PresenceKeeper(self.engine, self.presence, lambda: len(self.active))
         registry.start()
+        self._handed_back = asyncio.Event()
         try:
             with rare_collections(), self._hearing_of_commits(runtime.executor):
                 await self._claimer.run(partial(self._claim, runtime.executor))
@@ -139,10 +140,12 @@ class Worker:
         finally:
             self._stopping.set()  # what a commit under way claims for a cancelled worker goes back
             self.engine.code_gate.leave(self.identity)
-            await self._hand_back()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(registry.stop(), SIGN_OFF)
-            self._has_let_go.set()
+            try:
+                await self._hand_back()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(registry.stop(), SIGN_OFF)
+            finally:
+                self._handed_back.set()
             await self.hooks.lifespan.stop()
             await self._finish(runtime)
 
@@ -172,13 +175,13 @@ class Worker:
         self._stopping.set()
         self._freed.set()
 
-    async def let_go(self) -> None:
+    async def hand_back(self) -> None:
         """Stops the worker and its handlers at once. Returns when the store has their runs back:
         it may be closed then."""
         self.stop()
-        if self._has_let_go is not None:
+        if self._handed_back is not None:
             self._stop_now.set()
-            await self._has_let_go.wait()
+            await self._handed_back.wait()
 
     def handle_signals(self) -> None:
         """Makes SIGTERM and SIGINT call `stop`. The process ends within the time of the drain and a
@@ -198,21 +201,16 @@ class Worker:
         runtime = HandlerRuntime(self)
         done = 0
         try:
-            await self._settle()
+            await _settle(self)
             while count := await self._claim(runtime.executor):
                 done += count
-                await _all_done(self.active)
-                await self._settle()
+                await self._all_done()
+                await _settle(self)
         finally:
             await self._hand_back()
             await self.hooks.lifespan.stop()
             runtime.close()
         return done
-
-    async def _settle(self) -> None:
-        """Waits until everything that this worker can run now is ready."""
-        await self.engine.code_gate.release_to(self.presence)
-        await self.engine.settle()
 
     @property
     def presence(self) -> Presence:
@@ -371,7 +369,7 @@ class Worker:
         if self.active:
             log.info("stopping: %d running, up to %s s", len(self.active), self._drain_for)
         stop_now = asyncio.ensure_future(self._stop_now.wait())
-        done = asyncio.ensure_future(_all_done(self.active))
+        done = asyncio.ensure_future(self._all_done())
         try:
             await asyncio.wait(
                 {stop_now, done}, timeout=self._drain_for, return_when=asyncio.FIRST_COMPLETED
@@ -388,12 +386,12 @@ class Worker:
             active.stop(DRAIN)
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_MOMENT):
-                done = asyncio.ensure_future(_all_done(self.active))
+                done = asyncio.ensure_future(self._all_done())
                 await asyncio.wait([done], timeout=STOP_GRACE)
                 done.cancel()
                 await self._leave_behind()
                 await until_available(self.engine.claims.recover, give_up=lambda: False)
-                await _all_done(self.active)
+                await self._all_done()
 
     async def _leave_behind(self) -> None:
         """Hands back the runs of handlers that do not end although they were cancelled. The fence
@@ -414,6 +412,11 @@ class Worker:
             *(until_available(report, give_up=lambda: False) for report in reports),
             return_exceptions=True,
         )
+
+    async def _all_done(self) -> None:
+        while self.active:
+            jobs = [active.job for active in self.active.values() if active.job is not None]
+            await (asyncio.wait(jobs) if jobs else asyncio.sleep(0))
 
     def _start_heartbeat(self) -> None:
         if not self.options.heartbeat or self._heartbeat_leases is None:
@@ -449,10 +452,10 @@ def _tell(running: Mapping[Key, ActiveRun], key: Key, notice: CancelNotice) -> N
         active.tell(notice)
 
 
-async def _all_done(running: Mapping[Key, ActiveRun]) -> None:
-    while running:
-        jobs = [active.job for active in running.values() if active.job is not None]
-        await (asyncio.wait(jobs) if jobs else asyncio.sleep(0))
+async def _settle(worker: Worker) -> None:
+    """Waits until everything that the worker can run now is ready."""
+    await worker.engine.code_gate.release_to(worker.presence)
+    await worker.engine.settle()
 
 
 def _handler(tasks: Mapping[str, Task[Any, Any]], claim: Claim) -> Task[Any, Any] | None:
