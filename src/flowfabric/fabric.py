@@ -255,7 +255,7 @@ class Fabric:
         backoff: Backoff | None = None,
         timeout: Span | None = None,
     ) -> Callable[[Callable[P, R]], StepFunction[P, R]]: ...
-    def step(
+    def step(  # type: ignore[misc]  # mypy does not see that `function` may be left out
         self,
         function: Callable[..., Any] | None = None,
         /,

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -391,6 +392,15 @@ async def test_a_worker_stopped_before_it_runs_does_nothing(bench: Bench) -> Non
     worker.stop()
     await asyncio.wait_for(worker.run(), 60)
     assert await run.state() is PublicState.WAITING
+
+
+async def test_a_process_that_looks_for_a_task_makes_no_worker(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It executes the main module, which starts a worker unless it asks for `__main__`."""
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(Invalid, match='below `if __name__ == "__main__":`'):
+        await bench.fabric.worker()
 
 
 async def test_a_worker_runs_once(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import multiprocessing
 import os
 import secrets
 import signal
@@ -77,6 +78,7 @@ class Worker:
         hooks: Hooks | None = None,
     ) -> None:
         check_kind_of(options, WorkerSettings, "options of a worker")
+        _check_main_is_guarded()
         self.engine = engine
         self.options = options
         self.identity = WorkerIdentity(options.name, options.instance or _instance())
@@ -450,6 +452,16 @@ def _tell(running: Mapping[Key, ActiveRun], key: Key, notice: CancelNotice) -> N
     """A run is being cancelled: its handler may clean up."""
     if (active := running.get(key)) is not None:
         active.tell(notice)
+
+
+def _check_main_is_guarded() -> None:
+    """Refuses a worker in a process that was spawned for a task and executes the main module to
+    find it. It would claim runs and fail them, since it cannot start processes."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise Invalid(
+            "a process for tasks with process=True executes this program again:"
+            ' make the worker below `if __name__ == "__main__":`'
+        )
 
 
 async def _settle(worker: Worker) -> None:
