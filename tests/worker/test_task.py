@@ -171,7 +171,7 @@ def test_functions_that_cannot_be_tasks_are_refused_when_they_are_registered(
     for generator in (stream, async_stream):
         with pytest.raises(Invalid, match="a generator cannot be a task"):
             plain.task()(generator)
-    with pytest.raises(Invalid, match="kind must not be empty"):
+    with pytest.raises(Invalid, match="the name of a task must not be empty"):
         plain.task()(functools.partial(print_it))
     assert plain.tasks == {}
 

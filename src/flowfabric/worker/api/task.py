@@ -73,7 +73,8 @@ class Task(Generic[P, R]):
     def __init__(self, function: Callable[..., Any], options: TaskOptions, client: Client) -> None:
         self.function = check_function(function)
         self.options = check_kind_of(options, TaskOptions, "options of a task")
-        self.name = check_kind(_name(function) if options.name is None else options.name)
+        name = _name(function) if options.name is None else options.name
+        self.name = check_kind(name, "the name of a task")
         self.takes_context = _takes_context(function)
         self.mode = _mode(function, options)
         self.signature = Signature(function, skip_first=self.takes_context)
