@@ -428,13 +428,11 @@ class Fabric:
         """Hands back what its workers run, and closes the store. The next call opens it again."""
         if self._lender is not None:
             return  # the lender closes it
-        try:
-            if self._loop is asyncio.get_running_loop():
-                await asyncio.gather(*(worker.hand_back() for worker in self._workers))
-        finally:
-            engine, self._engine, self._loop, self._blocks = self._engine, None, None, 0
-            if engine is not None:
-                await engine.close()
+        if self._loop is asyncio.get_running_loop():
+            await asyncio.gather(*(worker.hand_back() for worker in self._workers))
+        engine, self._engine, self._loop, self._blocks = self._engine, None, None, 0
+        if engine is not None:
+            await engine.close()
 
     @contextmanager
     def _lend(self, lender: Callable[[], Awaitable[Engine]]) -> Iterator[None]:

@@ -376,6 +376,17 @@ def test_a_program_that_is_interrupted_hands_everything_back(store_url: str) -> 
     asyncio.run(look())
 
 
+async def test_a_handler_that_closes_its_fabric_stops_its_worker(fabric: Fabric) -> None:
+    @fabric.task()
+    async def job() -> None:
+        await fabric.close()
+
+    _, running = await start(fabric)
+    run = await job.submit()
+    await asyncio.wait_for(running, 60)
+    await handed_back(run)
+
+
 async def test_a_block_inside_another_one_closes_nothing() -> None:
     async with Fabric("sqlite://:memory:") as fabric:
         engine = await fabric.engine()
