@@ -19,6 +19,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 from uuid import UUID
+from weakref import WeakSet
 
 from msgspec.structs import replace
 
@@ -115,6 +116,10 @@ class Fabric:
     methods about signals, approvals and waitpoints are those of `SignalsApi`, those about quotas
     and budgets of `LimitsApi`. A method with `_sync` does the same for code without an event loop.
     """
+
+    _workers: WeakSet[Worker]
+    _blocks: int
+    """Of the event loop in use: the workers made there, and how many `async with` are open."""
 
     def __init__(
         self,
@@ -239,6 +244,9 @@ class Fabric:
         decorator = TaskDecorator(self, options)
         return decorator if function is None else decorator(check_function(function))
 
+    @overload
+    def step(self, function: Callable[P, R], /) -> StepFunction[P, R]: ...
+    @overload
     def step(
         self,
         *,
@@ -246,12 +254,24 @@ class Fabric:
         retries: int = 0,
         backoff: Backoff | None = None,
         timeout: Span | None = None,
-    ) -> Callable[[Callable[P, R]], StepFunction[P, R]]:
+    ) -> Callable[[Callable[P, R]], StepFunction[P, R]]: ...
+    def step(  # type: ignore[misc]  # mypy does not see that `function` may be left out
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        retries: int = 0,
+        backoff: Backoff | None = None,
+        timeout: Span | None = None,
+    ) -> Any:
         """Makes a function a durable step: recorded when a run calls it, an ordinary call
-        elsewhere."""
+        elsewhere. `@fabric.step`, or `@fabric.step(retries=3, …)`."""
         options = StepOptions(name=name, retries=retries, timeout=timeout)
         if backoff is not None:
             options = StepOptions(name=name, retries=retries, timeout=timeout, backoff=backoff)
+        if function is not None:
+            return StepFunction(function, options)
         return lambda function: StepFunction(function, options)
 
     def get_task(self, name: str, version: str | None = None) -> Task[Any, Any]:
@@ -356,7 +376,9 @@ class Fabric:
                     "webhooks are delivered by the server, or by a worker on the database"
                 )
             tasks, chosen = {**tasks, KIND: webhook_task(self._client)}, with_webhooks(chosen)
-        return Worker(engine, tasks, chosen, self._heartbeat_leases, self._hooks)
+        worker = Worker(engine, tasks, chosen, self._heartbeat_leases, self._hooks)
+        self._workers.add(worker)
+        return worker
 
     async def run_worker(self, options: WorkerSettings | None = None) -> None:
         """Runs a worker until SIGTERM or SIGINT."""
@@ -375,6 +397,7 @@ class Fabric:
             raise Invalid("this Fabric is in use in another event loop; create one Fabric per loop")
         if self._loop is not loop or self._opening is None:
             self._loop, self._opening, self._engine = loop, asyncio.Lock(), None
+            self._workers, self._blocks = WeakSet(), 0
         async with self._opening:
             if self._engine is None:
                 self._engine = await self._open()
@@ -402,10 +425,12 @@ class Fabric:
         return None if self._engine is None else self._engine.identity
 
     async def close(self) -> None:
-        """Closes the store. The next call opens it again."""
+        """Hands back what its workers run, and closes the store. The next call opens it again."""
         if self._lender is not None:
             return  # the lender closes it
-        engine, self._engine, self._loop = self._engine, None, None
+        if self._loop is asyncio.get_running_loop():
+            await asyncio.gather(*(worker.hand_back() for worker in self._workers))
+        engine, self._engine, self._loop, self._blocks = self._engine, None, None, 0
         if engine is not None:
             await engine.close()
 
@@ -421,10 +446,13 @@ class Fabric:
 
     async def __aenter__(self) -> "Fabric":
         await self.engine()
+        self._blocks += 1
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self.close()
+        self._blocks -= 1
+        if self._blocks <= 0:  # a block inside another one closes nothing
+            await self.close()
 
     # -- without an event loop
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Annotated
 
+import msgspec
 import pytest
 from typer import Argument, Option, Typer
 from typer.testing import CliRunner
@@ -53,6 +54,14 @@ def test_a_command_gets_the_open_store_and_its_code_is_the_exit_code(app: Typer,
     assert (plain.exit_code, plain.stdout) == (3, "here True\n")
     printed = CliRunner().invoke(app, ["look", "here", "--json"])
     assert (printed.exit_code, printed.stdout) == (3, '{"word":"here","same":true}\n')
+
+
+def test_what_is_wrong_with_an_option_is_json_too(app: Typer) -> None:
+    for words in (["look"], ["look", "here", "--bogus"], ["nothing"]):
+        result = CliRunner().invoke(app, [*words, "--json"])
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert msgspec.json.decode(result.stderr)["error"] == "usage"
+        assert "Usage:" in CliRunner().invoke(app, words).stderr
 
 
 def test_a_command_gets_the_application_by_its_name(app: Typer, cli: Cli) -> None:

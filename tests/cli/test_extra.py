@@ -20,8 +20,9 @@ def test_without_the_extra_one_line_says_how_to_install_it(missing: str) -> None
     )
 
 
-def test_the_module_is_the_script() -> None:
-    command = [sys.executable, "-m", "flowfabric.cli", "version"]
+@pytest.mark.parametrize("module", ["flowfabric", "flowfabric.cli"])
+def test_the_module_is_the_script(module: str) -> None:
+    command = [sys.executable, "-m", module, "version"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ended.stdout.startswith("flowfabric ")
 

@@ -19,7 +19,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Failure, Progress, WorkerIdentity
 from flowfabric.core.execution.submission import Duplicate, Submission, Submitted
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.service_calls import PrepareApplied, PrepareNoOp
+from flowfabric.engine.service_calls import PrepareNoOp
 from flowfabric.remote import client as module
 from flowfabric.remote.client import RemoteClient
 from flowfabric.remote.connection import AnswerLost, Connection
@@ -44,8 +44,7 @@ async def submitted(engine: Engine, **members: Any) -> ExecutionId:
 async def test_service_calls_reach_the_engine_of_the_server(remote: Engine, inside: Engine) -> None:
     await remote.ping()
     assert await remote.capabilities() == await inside.capabilities()
-    applied = PrepareApplied("the first key for waitpoint tokens")
-    assert [await remote.prepare(), await remote.prepare()] == [applied, PrepareNoOp()]
+    assert await remote.prepare() == PrepareNoOp()
     await inside.store.close()
     with pytest.raises(Unavailable):
         await remote.ping()

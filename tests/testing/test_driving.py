@@ -198,7 +198,7 @@ async def test_a_handler_that_waits_for_what_never_comes_is_told(
 
     engine = await fabric.engine()
     await engine.lanes.pause("closed")
-    with pytest.raises(Stuck, match=r"(?s)moved 20 times.*child .* is its lane paused"):
+    with pytest.raises(Stuck, match=r"(?s)moved 20 times.*child .* is its lane open"):
         await harness.run(parent)
 
 

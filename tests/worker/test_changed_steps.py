@@ -263,7 +263,10 @@ async def test_a_result_that_is_not_what_the_step_promises_is_not_recorded(bench
     assert await bench.steps(run) == []
 
 
-async def test_a_result_that_is_too_large_is_told(bench: Bench) -> None:
+async def test_a_result_that_is_too_large_is_refused_with_the_name_of_its_step(
+    bench: Bench,
+) -> None:
+    @bench.fabric.step(name="large")
     def large() -> str:
         return "x" * (1 << 20)
 
@@ -273,5 +276,5 @@ async def test_a_result_that_is_too_large_is_told(bench: Bench) -> None:
 
     run = await job.submit()
     await bench.work()
-    with pytest.raises(RunFailed, match="payload_too_large"):
+    with pytest.raises(RunFailed, match="payload_too_large: the record of step 'large' has 10486"):
         await run.result()

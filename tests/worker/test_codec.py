@@ -1,7 +1,7 @@
 """Arguments and results: what goes in at one end comes out at the other, or is refused by name."""
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -385,6 +385,15 @@ def test_undecodable_is_an_error_of_this_library() -> None:
 def test_a_type_without_a_decoder_is_taken_as_it_comes() -> None:
     assert decode(b'{"x": 1}', Point | Line) == {"x": 1}
     assert decode(b"1", Annotated[int, []]) == 1
+
+
+def test_what_was_not_awaited_is_refused_with_a_hint() -> None:
+    class Later:
+        def __await__(self) -> Generator[None]:
+            yield
+
+    with pytest.raises(Invalid, match="Later has no JSON form; is an `await` missing"):
+        encode([Later()])
 
 
 def test_what_cannot_be_encoded_says_which_type_stands_in_the_way() -> None:

@@ -11,6 +11,7 @@ from flowfabric import (
     Fabric,
     FlowFailed,
     FlowState,
+    InvalidGraph,
     PublicState,
     Quorum,
     Rest,
@@ -55,7 +56,25 @@ async def test_nothing_exists_before_the_block_ends(bench: Bench, tasks: Tasks) 
             await flow.state()
         with pytest.raises(NotFound):
             await node.run.state()
+        with pytest.raises(NotFound, match="it is created when its block ends"):
+            await flow.result()
     assert await node.run.state() is PublicState.WAITING
+
+
+async def test_nothing_is_added_after_the_block(bench: Bench, tasks: Tasks) -> None:
+    async with bench.fabric.flow("nightly") as flow:
+        flow.add(tasks.one, "a")
+    with pytest.raises(InvalidGraph, match="add all of its nodes before its block ends"):
+        flow.add(tasks.one, "b")
+    await work(bench)
+    assert await flow.result() == "a"
+
+
+async def test_a_node_is_no_argument(bench: Bench, tasks: Tasks) -> None:
+    flow = bench.fabric.flow("nightly")
+    node = flow.add(tasks.one, "a")
+    with pytest.raises(InvalidGraph, match="its output is one"):
+        flow.add(tasks.one, node)
 
 
 async def test_a_block_that_raises_declares_nothing(bench: Bench, tasks: Tasks) -> None:

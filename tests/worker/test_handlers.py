@@ -197,7 +197,7 @@ async def test_a_retry_that_cannot_be_understood_fails_the_run(bench: Bench) -> 
 
     run = await job.submit()
     await bench.work()
-    assert "retry is not a duration" in (await failure(bench, run)).message
+    assert "after is not a duration" in (await failure(bench, run)).message
 
 
 async def test_an_error_that_cannot_say_what_it_is(

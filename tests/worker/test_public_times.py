@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from flowfabric import Context, Fabric, NotFound, Schedule
+from flowfabric import BudgetExceeded, Context, Fabric, NotFound, Schedule, SoftBreach
 from flowfabric.core.base.time import Millis, to_datetime
 from flowfabric.testing import harness
 from tests.worker.bench import Bench
@@ -59,6 +59,23 @@ async def test_a_budget(bench: Bench) -> None:
     assert status == await fabric.budgets.get("team")
     assert (status.used, status.taken("tokens"), status.taken("cents")) == ({"tokens": 3}, 3, 0)
     no_milliseconds(status)
+
+
+async def test_a_budget_counts_its_breaches(bench: Bench) -> None:
+    """C-T81, server-sdk.md 7.5: the counters outlive a reset, the last breach does not"""
+    fabric = bench.fabric
+    await fabric.budget("team", tokens=10, soft={"tokens": 5})
+    assert isinstance(await fabric.spend("team", tokens=6), SoftBreach)
+    with pytest.raises(BudgetExceeded):
+        await fabric.spend("team", tokens=5)
+    status = await fabric.budget_status("team")
+    assert (status.breaches, status.soft_breaches) == (1, 1)
+    assert (status.breached_at, status.breached_dimension) == (now(bench), "tokens")
+    no_milliseconds(status)
+    await fabric.reset_budget("team")
+    status = await fabric.budget_status("team")
+    assert (status.breaches, status.soft_breaches) == (1, 1)
+    assert (status.breached_at, status.breached_dimension) == (None, None)
 
 
 async def test_a_reset_says_when_the_next_period_begins(bench: Bench) -> None:

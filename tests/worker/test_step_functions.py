@@ -41,7 +41,7 @@ async def test_a_step_function_is_a_step_in_a_run_and_a_function_elsewhere(
     async def fetch(word: str) -> str:
         return str(log.note(word))
 
-    @bench.fabric.step()
+    @bench.fabric.step
     def plain(word: str) -> str:
         return str(log.note(word))
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -14,7 +15,15 @@ from typing import Any, Self
 
 import pytest
 
-from flowfabric import Context, Fabric, PublicState, SyncContext, WorkerOptions
+from flowfabric import (
+    Context,
+    Fabric,
+    Invalid,
+    PublicState,
+    SyncContext,
+    Unavailable,
+    WorkerOptions,
+)
 from tests.worker import handlers
 from tests.worker.bench import Bench, Log, Wire, until
 
@@ -337,12 +346,84 @@ def test_a_program_that_just_ends_hands_everything_back(
     asyncio.run(look(ids))
 
 
+def test_a_program_that_is_interrupted_hands_everything_back(store_url: str) -> None:
+    """As Ctrl-C does it: the block of the fabric ends while the worker runs."""
+    ids: list[str] = []
+
+    async def program() -> None:
+        async with Fabric(store_url) as fabric:
+
+            @fabric.task()
+            async def job() -> None:
+                await asyncio.sleep(60)
+
+            worker, running = await start(fabric)
+            ids.extend(run.id for run in await job.submit_many([()] * 3))
+            await until(lambda: len(worker.active) == 3)
+            left.append(running)
+            raise KeyError
+
+    async def look() -> None:
+        async with Fabric(store_url) as fabric:
+            assert await fabric.workers.list() == []
+            for id in ids:
+                await handed_back(await fabric.run(id))
+
+    left: list[Any] = []
+    with pytest.raises(KeyError):
+        asyncio.run(program())
+    assert [running.exception() for running in left] == [None]
+    asyncio.run(look())
+
+
+async def test_a_handler_that_closes_its_fabric_stops_its_worker(fabric: Fabric) -> None:
+    @fabric.task()
+    async def job() -> None:
+        await fabric.close()
+
+    _, running = await start(fabric)
+    run = await job.submit()
+    await asyncio.wait_for(running, 60)
+    await handed_back(run)
+
+
+async def test_a_block_inside_another_one_closes_nothing() -> None:
+    async with Fabric("sqlite://:memory:") as fabric:
+        engine = await fabric.engine()
+        async with fabric:
+            await fabric.lanes.list()
+        assert await fabric.engine() is engine
+    with pytest.raises(Unavailable):
+        await engine.ping()
+
+
 async def test_a_worker_stopped_before_it_runs_does_nothing(bench: Bench) -> None:
     run = await bench.fabric.task()(handlers.square).submit(1)
     worker = await bench.fabric.worker()
     worker.stop()
     await asyncio.wait_for(worker.run(), 60)
     assert await run.state() is PublicState.WAITING
+
+
+async def test_a_process_that_looks_for_a_task_makes_no_worker(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It executes the main module, which starts a worker unless it asks for `__main__`."""
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(Invalid, match='below `if __name__ == "__main__":`'):
+        await bench.fabric.worker()
+
+
+async def test_a_worker_runs_once(bench: Bench) -> None:
+    worker = await bench.fabric.worker()
+    working = asyncio.ensure_future(worker.run())
+    await asyncio.sleep(0)
+    with pytest.raises(Invalid, match="has run or is running"):
+        await worker.run()
+    worker.stop()
+    await asyncio.wait_for(working, 60)
+    with pytest.raises(Invalid, match="has run or is running"):
+        await worker.run()
 
 
 async def test_a_store_that_is_away_does_not_keep_a_worker_from_stopping(

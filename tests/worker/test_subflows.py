@@ -237,6 +237,36 @@ async def test_a_flow_of_a_run(bench: Bench, tasks: Tasks) -> None:
     assert (flow.kind, flow.parent.execution) == ("parts", run.id.tagged)
 
 
+async def test_a_flow_of_a_run_has_no_result_before_its_block_ends(
+    bench: Bench, tasks: Tasks
+) -> None:
+    """The run would wait for it for ever."""
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> Any:
+        async with ctx.flow("parts") as flow:
+            flow.add(tasks.one, "a")
+            return await flow.result()
+
+    @bench.fabric.task()
+    def threaded(ctx: SyncContext) -> Any:
+        with ctx.flow("parts") as flow:
+            flow.add(tasks.one, "a")
+            return flow.result()
+
+    @bench.fabric.task()
+    async def late(ctx: Context) -> Any:
+        async with ctx.flow("parts") as flow:
+            flow.add(tasks.one, "a")
+        flow.add(tasks.one, "b")
+
+    runs = [await job.submit(), await threaded.submit(), await late.submit()]
+    await work(bench)
+    for run in runs:
+        with pytest.raises(RunFailed, match=r"InvalidGraph: .* block ends"):
+            await run.result(60)
+
+
 async def test_flows_of_one_name_are_told_apart(bench: Bench, tasks: Tasks) -> None:
     @bench.fabric.task()
     async def job(ctx: Context) -> list[str]:

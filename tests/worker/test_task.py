@@ -171,7 +171,7 @@ def test_functions_that_cannot_be_tasks_are_refused_when_they_are_registered(
     for generator in (stream, async_stream):
         with pytest.raises(Invalid, match="a generator cannot be a task"):
             plain.task()(generator)
-    with pytest.raises(Invalid, match="kind must not be empty"):
+    with pytest.raises(Invalid, match="the name of a task must not be empty"):
         plain.task()(functools.partial(print_it))
     assert plain.tasks == {}
 
@@ -336,8 +336,9 @@ async def test_one_wrong_call_among_many_submits_nothing(bench: Bench) -> None:
     async def add(a: int) -> int:
         return a
 
-    with pytest.raises(Invalid, match="add does not accept this"):
+    with pytest.raises(Invalid, match="add does not accept this") as refused:
         await add.submit_many([1, 2, "three"])
+    assert refused.value.__notes__ == ["in calls[2] of submit_many; no run was submitted"]
     with pytest.raises(TypeError, match="too many positional"):
         await add.submit_many([(1,), (1, 2)])
     with pytest.raises(Invalid, match="cannot name many runs"):

@@ -297,6 +297,15 @@ async def test_what_hands_out_connections_is_refused(bench: Bench, store_url: st
     assert await bench.work() == 0
 
 
+async def test_a_cursor_is_refused(bench: Bench) -> None:
+    task = bench.fabric.task()(double)
+    with (
+        closing(sqlite3.connect(":memory:")) as connection,
+        pytest.raises(Invalid, match="got a Cursor: give its connection"),
+    ):
+        await task.with_options(connection=connection.cursor()).submit(1)
+
+
 @asynccontextmanager
 async def asyncpg_pool(url: str) -> Any:
     async with asyncpg.create_pool(url, min_size=1, max_size=1) as pool:

@@ -90,6 +90,9 @@ _BEFORE = {
 }
 """What people need to read before the detail of an error that is short."""
 
+UsageError: Any = typer.BadParameter.__base__
+"""What typer finds wrong with an argument or an option; its name for it is private."""
+
 EXPECTED = (CommandError, FlowFabricError, TimeoutError)
 
 
@@ -143,6 +146,7 @@ class Root(TyperGroup):
     """The outermost group: the one place where errors end."""
 
     def invoke(self, ctx: Any) -> Any:
+        as_json = "--json" in ctx.args
         try:
             return super().invoke(ctx)
         except EXPECTED as error:
@@ -151,3 +155,8 @@ class Root(TyperGroup):
             found = report(error)
             Screen(bool(ctx.meta.get(AS_JSON))).error(found.word, found.text)
             raise typer.Exit(found.code) from None
+        except UsageError as error:
+            if not as_json:
+                raise
+            Screen(as_json).error("usage", error.format_message())
+            raise typer.Exit(ExitCode.USAGE) from None

@@ -241,15 +241,12 @@ class Engine:
         return capabilities_of(self.store.name)
 
     async def prepare(self) -> PrepareApplied | PrepareNoOp:
-        """Gives the database what it needs once: its schema, and the first key that signs waitpoint
-        tokens. Any process may repeat it."""
-        applied = []
-        if self.schema_version is None:
-            self.schema_version = await self.store.migrate()
-            applied.append(f"schema version {self.schema_version}")
-        if await self.keys.prepare():
-            applied.append("the first key for waitpoint tokens")
-        return PrepareApplied(" and ".join(applied)) if applied else PrepareNoOp()
+        """Gives the database the schema it needs. Any process may repeat it. It makes no key: the
+        caller may still `keys.seed` one of its own, and without one the first wait makes it."""
+        if self.schema_version is not None:
+            return PrepareNoOp()
+        self.schema_version = await self.store.migrate()
+        return PrepareApplied(f"schema version {self.schema_version}")
 
     async def settle(self) -> None:
         """Waits until everything that can become ready now is ready."""

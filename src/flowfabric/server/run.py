@@ -80,7 +80,7 @@ class Server:
         check_exposure(options, any_token=any_token)
         for warning in warnings_of(options, any_token=any_token, is_open=is_open):
             log.warning(warning)
-        await engine.prepare()
+        await engine.keys.prepare()
         enable()
         authentication = Authentication(engine, is_open=is_open)
         return cls(ServerContext(engine, authentication, options), listening)

@@ -292,8 +292,11 @@ def _inside_django(wrapper: Any) -> Any:
 
 
 def _one_connection(connection: Any) -> Any:
-    """Refuses pools, engines and session makers: a transaction belongs to one connection."""
+    """Refuses pools, engines, session makers, cursors and transactions: a transaction belongs to
+    one connection."""
     names = {base.__name__ for base in type(connection).__mro__}
+    if any(name.endswith(("Cursor", "Transaction")) for name in names):
+        raise Invalid(f"connection= got a {type(connection).__name__}: give its connection")
     if names & _MAKERS:
         raise Invalid(
             f"connection= got a {type(connection).__name__}, which hands out connections; take one"

@@ -13,7 +13,7 @@ from flowfabric.store.clock import ManualClock
 from flowfabric.testing.driver import Driver
 from flowfabric.testing.watch import HeldHandler
 from flowfabric.worker.api.run import Run
-from flowfabric.worker.api.task import Call, Task
+from flowfabric.worker.api.task import Call, Task, check_task
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,6 +42,7 @@ class Harness:
 
     async def run(self, task: Task[P, R] | Call[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Submits a run of the task, drives it to its end and returns its result; see `result`."""
+        check_task(task)
         return await self.result(await task.submit(*args, **kwargs))
 
     async def result(self, run: Run[R]) -> R:

@@ -36,7 +36,7 @@ def _reasons(run: RunDescription, tasks: frozenset[str]) -> list[str]:
         case Blocking.WORKER if run.version is not None:
             return [f"no worker takes it: is version {run.version} of {run.kind} registered?"]
         case Blocking.WORKER:
-            return ["no worker takes it: is its lane paused, or does it demand a capability?"]
+            return ["no worker takes it: was it driven, and is its lane open?"]
         case _:
             detail = f" ({run.blocking_detail})" if run.blocking_detail else ""
             return [f"{run.blocking.value}{detail}"]

@@ -248,7 +248,8 @@ def _enc_hook(value: Any) -> Any:
         return models.dump(value)
     if isinstance(value, str):  # such as the id of a run
         return str.__str__(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")
+    hint = "; is an `await` missing?" if inspect.isawaitable(value) else ""
+    raise TypeError(f"{type(value).__name__} has no JSON form{hint}")
 
 
 def _dec_hook(type: Any, value: Any) -> Any:

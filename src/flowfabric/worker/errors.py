@@ -9,7 +9,7 @@ from flowfabric.core.base.time import Millis, parse_span
 LOST = "lease lost"
 DRAIN = "worker stopping"
 TIMED_OUT = "timed out"
-OVER = "run over"
+OVER = "the run is over: its context can no longer be used"
 """Why a handler was stopped. The engine then refuses everything it asks for."""
 
 
@@ -23,7 +23,7 @@ class Retry(Exception):
 
     def __init__(self, reason: str = "", *, after: str | float | timedelta | None = None) -> None:
         super().__init__(reason)
-        self.after: Millis | None = None if after is None else parse_span(after, "retry")
+        self.after: Millis | None = None if after is None else parse_span(after, "after")
 
 
 class Postpone(Exception):

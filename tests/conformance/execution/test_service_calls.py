@@ -7,6 +7,7 @@ import pytest
 
 from flowfabric.core.base.errors import Invalid, Unavailable
 from flowfabric.core.execution.model import WorkerIdentity
+from flowfabric.core.wait.keyring import AlreadySeeded, Seeded
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.service_calls import PrepareApplied, PrepareNoOp
 from flowfabric.store.clock import ManualClock
@@ -39,13 +40,21 @@ async def test_an_engine_says_what_it_can_do(lab: Lab) -> None:
 
 @pytest.mark.inside
 async def test_a_database_is_made_ready_once(lab: Lab, store_url: str, clock: ManualClock) -> None:
-    """Whichever process does it first"""
+    """Opening an engine does it, unless `migrate` is False"""
     other = await Engine.open(await open_store(store_url, clock=clock), migrate=False)
-    assert await lab.engine.prepare() == PrepareApplied("the first key for waitpoint tokens")
     assert await lab.engine.prepare() == PrepareNoOp()
     assert await other.prepare() == PrepareApplied(f"schema version {lab.engine.schema_version}")
     assert await other.prepare() == PrepareNoOp()
     await other.close()
+
+
+async def test_a_caller_seeds_a_key_of_its_own_after_the_preparation(lab: Lab) -> None:
+    """server-sdk.md 7.5: the second run of the program finds its key"""
+    answers = []
+    for _ in range(2):
+        await lab.engine.prepare()
+        answers.append(await lab.engine.keys.seed("k1", "ab" * 32))
+    assert answers == [Seeded("k1"), AlreadySeeded("k1", same_secret=True)]
 
 
 @pytest.mark.inside
@@ -56,11 +65,11 @@ async def test_of_two_processes_one_installs_the_first_key(
     answers: list[object] = []
 
     async def rival() -> None:
-        answers.append(await second_lab.engine.prepare())
+        answers.append(await second_lab.engine.keys.prepare())
 
     Race(lab, monkeypatch).before("records.put", rival)
-    answers.append(await lab.engine.prepare())
-    assert answers == [PrepareApplied("the first key for waitpoint tokens"), PrepareNoOp()]
+    answers.append(await lab.engine.keys.prepare())
+    assert answers == [True, False]
 
 
 @pytest.mark.inside

@@ -49,9 +49,9 @@ def check_namespace(value: object) -> str:
     return _name(value, "namespace") if isinstance(value, str) else check_text(value, "namespace")
 
 
-def check_kind(value: object) -> str:
+def check_kind(value: object, what: str = "kind") -> str:
     """The name of a kind of work: 1 to 256 bytes of text."""
-    return _name(value, "kind") if isinstance(value, str) else check_text(value, "kind")
+    return _name(value, what) if isinstance(value, str) else check_text(value, what)
 
 
 def check_worker(value: object, what: str) -> str:

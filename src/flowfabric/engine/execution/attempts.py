@@ -392,7 +392,7 @@ def _note_weight(note: SideWrite) -> int:
 def _check_step(step: Step) -> None:
     check_kind_of(step, Step, "step")
     check_text(step.name, "step name", limit=MAX_STEP_NAME)
-    check_bytes(step.doc, "step", MAX_STEP)
+    check_bytes(step.doc, f"the record of step {step.name!r}", MAX_STEP)
     check_wholes((step.generation, step.position, step.occurrence), "a number of a step")
 
 

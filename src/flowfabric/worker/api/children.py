@@ -12,7 +12,13 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
-from flowfabric.core.base.errors import FlowConflict, FlowTerminal, MaxReplays, NotFound
+from flowfabric.core.base.errors import (
+    FlowConflict,
+    FlowTerminal,
+    InvalidGraph,
+    MaxReplays,
+    NotFound,
+)
 from flowfabric.core.base.numbers import Seconds, check_iterable
 from flowfabric.core.base.text import check_kind
 from flowfabric.core.execution.model import Snapshot
@@ -22,7 +28,15 @@ from flowfabric.core.flow.model import Flow, FlowState, Parent, known
 from flowfabric.core.wait.channel import waitpoint_id
 from flowfabric.engine.engine import Engine
 from flowfabric.worker.api.client import Client
-from flowfabric.worker.api.flow import FlowBuilder, Node, as_result, decoded, failed, said
+from flowfabric.worker.api.flow import (
+    UNDECLARED,
+    FlowBuilder,
+    Node,
+    as_result,
+    decoded,
+    failed,
+    said,
+)
 from flowfabric.worker.api.task import Call, Task, check_task
 from flowfabric.worker.api.transactions import TransactionalClient
 from flowfabric.worker.api.waits import WaitsApi
@@ -95,8 +109,9 @@ class SubFlow(FlowBuilder):
         self._asked.append([node.name, node.task.name, said(node.task.signature, args, kwargs)])
         return node
 
-    async def _declare(self) -> None:
-        await self.declare_once(super()._declare)
+    async def declare(self) -> None:
+        await self.declare_once(super().declare)
+        self.is_declared = True  # perhaps by an earlier call of the handler
 
     async def declare_once(self, declare: Callable[[], Awaitable[None]]) -> None:
         """Declares the flow and records its digest. Raises StepsChanged if another one is
@@ -199,6 +214,8 @@ class SubFlow(FlowBuilder):
         """Results by name, as they were first read: retention may delete the flow before the run
         ends. Results that are too large for a step are read again each time. Without `nodes`, the
         results of the last ones."""
+        if not self.is_declared:
+            raise InvalidGraph(f"there is no {self!r} yet: {UNDECLARED}")
         journal, engine = self._scope.journal, self._scope.engine
         _race(self.id)
         record = await journal.recorded(place)

@@ -43,6 +43,8 @@ NAMES = UUID("6d3f3b1e-5b0c-5c57-9d4e-6f0a5e3c9b10")
 MAX_NAMED = 5
 """How many nodes a timeout names."""
 
+UNDECLARED = "it is created when its block ends: ask for its result after that"
+
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
 _ON = {"success": On.SUCCESS, "failure": On.FAILURE, "any": On.ANY_END}
 
@@ -118,7 +120,7 @@ class FlowBuilder:
         self._named = FlowName(id)
         self.nodes: dict[str, Node[Any]] = {}
         self.created = False
-        self._is_declared = False
+        self.is_declared = False
         self._client = client
         self._namespace = check_namespace(namespace)
         self._tags = {} if tags is None else check_tags(tags)
@@ -162,10 +164,10 @@ class FlowBuilder:
         name: str | None = None,
     ) -> Node[R]:
         """As `add`, for arguments whose names may be those of its options."""
+        if self.is_declared:
+            raise InvalidGraph(f"{self!r} is declared: add all of its nodes before its block ends")
         if not isinstance(task, Task | Call):
             raise InvalidGraph(f"a node is a task, not {type(task).__name__}")
-        if self._is_declared:
-            raise InvalidGraph(f"flow {self.name!r} was declared, so it takes no more nodes")
         call = task if isinstance(task, Call) else task.with_options()
         node: Node[R] = Node(self._named, self._name_for(call.task, name), call.task)
         condition = _ON.get(on) if isinstance(on, str) else None
@@ -181,10 +183,6 @@ class FlowBuilder:
 
     async def declare(self) -> None:
         """Creates the flow. Declaring the same flow again changes nothing."""
-        await self._declare()
-        self._is_declared = True
-
-    async def _declare(self) -> None:
         engine = await self._client.engine()
         for node in self.nodes.values():
             await node.task.declare(engine)
@@ -198,6 +196,7 @@ class FlowBuilder:
             parent=self._parent(),
         )
         self.created = declared.created
+        self.is_declared = True
 
     async def __aenter__(self) -> Self:
         return self
@@ -218,6 +217,10 @@ class FlowBuilder:
             flow = await engine.flow_views.wait(self.id, timeout)
         except TimeoutError as error:
             raise await self._timeout(engine, str(error)) from None
+        except NotFound:
+            if self.is_declared:
+                raise
+            raise NotFound("flow", f"{self.id} ({UNDECLARED})") from None
         return await self._value(engine, flow)
 
     async def state(self) -> FlowState:
@@ -410,6 +413,8 @@ def _nodes(after: object) -> list[Node[Any]]:
 def _has_output(value: Any) -> bool:
     if isinstance(value, Output):
         return True
+    if isinstance(value, Node):
+        raise InvalidGraph(f"{value!r} is no argument of a task; its output is one")
     if isinstance(value, list | tuple):
         items: Iterable[Any] = value
     elif type(value) is dict or isinstance(value, Mapping):

@@ -55,7 +55,11 @@ class QuotaUsage(Struct, frozen=True, kw_only=True):
 
 class BudgetInfo(Struct, frozen=True, kw_only=True):
     """The definition of a budget, and what was spent of it in this period. `overrun` was consumed
-    beyond a hard limit and is no part of `used`; `granted` was allowed on top of soft limits."""
+    beyond a hard limit and is no part of `used`; `granted` was allowed on top of soft limits.
+
+    `breaches` counts the amounts that a hard limit refused and `soft_breaches` those that exceeded
+    a soft limit, resets or not. `breached_at` and `breached_dimension` say when and in which
+    dimension the last amount of this period was refused."""
 
     name: str
     parent: str | None
@@ -68,6 +72,10 @@ class BudgetInfo(Struct, frozen=True, kw_only=True):
     reserved: Amounts
     overrun: Amounts
     granted: Amounts
+    breaches: int
+    soft_breaches: int
+    breached_at: datetime | None
+    breached_dimension: str | None
     every: timedelta | None
     cron: str | None
     timezone: str
@@ -136,6 +144,10 @@ def budget_info(budget: Budget) -> BudgetInfo:
         reserved=budget.reserved,
         overrun=budget.overrun,
         granted=budget.granted,
+        breaches=budget.breaches,
+        soft_breaches=budget.soft_breaches,
+        breached_at=optional_datetime(budget.breached_at),
+        breached_dimension=budget.breached_dimension,
         every=optional_timedelta(budget.every),
         cron=budget.cron,
         timezone=budget.timezone,

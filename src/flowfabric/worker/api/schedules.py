@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid, InvalidCall
-from flowfabric.core.base.numbers import check_mapping, check_names, check_word
+from flowfabric.core.base.numbers import check_items, check_mapping, check_word
 from flowfabric.core.base.text import check_tags
 from flowfabric.core.base.time import optional_datetime, optional_timedelta, parse_span
 from flowfabric.core.execution.policy import Policy, write_policy
@@ -90,7 +90,7 @@ class SchedulesApi:
             tags={**own.tags, **({} if tags is None else check_tags(tags))},
         )
         given = {} if kwargs is None else check_mapping(kwargs, "kwargs")
-        payload = task.signature.encode(check_names(args, "args"), given)
+        payload = task.signature.encode(check_items(args, "args"), given)
         schedule = _schedule(name, task, wanted, payload)
         return schedule_info(await self._put(task, schedule))
 

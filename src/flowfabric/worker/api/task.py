@@ -73,7 +73,8 @@ class Task(Generic[P, R]):
     def __init__(self, function: Callable[..., Any], options: TaskOptions, client: Client) -> None:
         self.function = check_function(function)
         self.options = check_kind_of(options, TaskOptions, "options of a task")
-        self.name = check_kind(_name(function) if options.name is None else options.name)
+        name = _name(function) if options.name is None else options.name
+        self.name = check_kind(name, "the name of a task")
         self.takes_context = _takes_context(function)
         self.mode = _mode(function, options)
         self.signature = Signature(function, skip_first=self.takes_context)
@@ -262,25 +263,29 @@ class Task(Generic[P, R]):
         check_iterable(calls, "calls")
         if options.connection is not None:
             now = self._client.transactions.now()
-            submissions = [self._one_of_many(options, call, now) for call in calls]
+            submissions = [self._one_of_many(options, *each, now) for each in enumerate(calls)]
             return await self._submit_on(options.connection, submissions)
         engine = await self._client.engine()
         await self.declare(engine)
         now = engine.now()
         # The engine keeps only what it makes of them.
-        one_by_one = (self._one_of_many(options, call, now) for call in calls)
+        one_by_one = (self._one_of_many(options, *each, now) for each in enumerate(calls))
         outcomes = await engine.executions.submit_many(one_by_one)
         return [self._run(outcome) for outcome in outcomes]
 
     def _run(self, outcome: Submitted | Duplicate) -> Run[R]:
         return self.run_of(outcome.id, duplicate=isinstance(outcome, Duplicate))
 
-    def _one_of_many(self, options: CallOptions, call: Any, now: Millis) -> Submission:
+    def _one_of_many(self, options: CallOptions, index: int, call: Any, now: Millis) -> Submission:
         args, kwargs = arguments_of(call)
-        own, kwargs = self._split(options, kwargs)
-        if own.connection is not options.connection:
-            raise Invalid("all runs need the same connection: give it to with_options")
-        return self.submission(own, args, kwargs, now)
+        try:
+            own, kwargs = self._split(options, kwargs)
+            if own.connection is not options.connection:
+                raise Invalid("all runs need the same connection: give it to with_options")
+            return self.submission(own, args, kwargs, now)
+        except Invalid as error:
+            error.add_note(f"in calls[{index}] of submit_many; no run was submitted")
+            raise
 
     def _split(
         self, options: CallOptions, kwargs: Mapping[str, Any]
@@ -472,7 +477,9 @@ def _policy(options: TaskOptions, pin: str | None, *, cleans_up: bool) -> Policy
 def check_function(function: object) -> Callable[..., Any]:
     """The argument if it is callable; Invalid otherwise."""
     if not callable(function):
-        raise Invalid(f"a function is needed, not {type(function).__name__}")
+        hint = ": give the function and its arguments, do not call it"
+        called = hint if inspect.iscoroutine(function) else ""
+        raise Invalid(f"a function is needed, not {type(function).__name__}{called}")
     return function
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import multiprocessing
 import os
 import secrets
 import signal
@@ -15,6 +16,7 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
+from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.numbers import check_kind_of
 from flowfabric.core.base.time import Millis, parse_span
 from flowfabric.core.execution.model import Start, WorkerIdentity
@@ -76,6 +78,7 @@ class Worker:
         hooks: Hooks | None = None,
     ) -> None:
         check_kind_of(options, WorkerSettings, "options of a worker")
+        _check_main_is_guarded()
         self.engine = engine
         self.options = options
         self.identity = WorkerIdentity(options.name, options.instance or _instance())
@@ -105,6 +108,7 @@ class Worker:
             stopping=self._stopping,
         )
         self._stop_now = asyncio.Event()
+        self._handed_back: asyncio.Event | None = None
         self._signals: list[int] = []
         self._exit: ExitGuard | None = None
         self._heartbeat_leases = heartbeat_leases
@@ -115,7 +119,9 @@ class Worker:
         """Executes runs until the worker is stopped. Then drains: waits for its runs, and hands
         back those that do not end in time. Cancelling `run` hands them back at once. The lifespan
         starts before the first claim and ends after the last run; if it cannot start, StartupFailed
-        is raised."""
+        is raised. A worker runs once; `fabric.worker()` makes another one."""
+        if self._task is not None:
+            raise Invalid("this worker has run or is running; fabric.worker() makes another")
         self._task = asyncio.current_task()
         if not await self._start_lifespan():
             self._release_signals()
@@ -128,6 +134,7 @@ class Worker:
         self.engine.sweep.start()  # until the engine is closed: another worker may rely on it
         registry = PresenceKeeper(self.engine, self.presence, lambda: len(self.active))
         registry.start()
+        self._handed_back = asyncio.Event()
         try:
             with rare_collections(), self._hearing_of_commits(runtime.executor):
                 await self._claimer.run(partial(self._claim, runtime.executor))
@@ -135,9 +142,12 @@ class Worker:
         finally:
             self._stopping.set()  # what a commit under way claims for a cancelled worker goes back
             self.engine.code_gate.leave(self.identity)
-            await self._hand_back()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(registry.stop(), SIGN_OFF)
+            try:
+                await self._hand_back()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(registry.stop(), SIGN_OFF)
+            finally:
+                self._handed_back.set()
             await self.hooks.lifespan.stop()
             await self._finish(runtime)
 
@@ -167,6 +177,14 @@ class Worker:
         self._stopping.set()
         self._freed.set()
 
+    async def hand_back(self) -> None:
+        """Stops the worker and its handlers at once. Returns when the store has their runs back:
+        it may be closed then."""
+        self.stop()
+        if self._handed_back is not None:
+            self._stop_now.set()
+            await self._handed_back.wait()
+
     def handle_signals(self) -> None:
         """Makes SIGTERM and SIGINT call `stop`. The process ends within the time of the drain and a
         few seconds, even if a handler or a thread does not."""
@@ -185,21 +203,16 @@ class Worker:
         runtime = HandlerRuntime(self)
         done = 0
         try:
-            await self._settle()
+            await _settle(self)
             while count := await self._claim(runtime.executor):
                 done += count
                 await self._all_done()
-                await self._settle()
+                await _settle(self)
         finally:
             await self._hand_back()
             await self.hooks.lifespan.stop()
             runtime.close()
         return done
-
-    async def _settle(self) -> None:
-        """Waits until everything that this worker can run now is ready."""
-        await self.engine.code_gate.release_to(self.presence)
-        await self.engine.settle()
 
     @property
     def presence(self) -> Presence:
@@ -439,6 +452,22 @@ def _tell(running: Mapping[Key, ActiveRun], key: Key, notice: CancelNotice) -> N
     """A run is being cancelled: its handler may clean up."""
     if (active := running.get(key)) is not None:
         active.tell(notice)
+
+
+def _check_main_is_guarded() -> None:
+    """Refuses a worker in a process that was spawned for a task and executes the main module to
+    find it. It would claim runs and fail them, since it cannot start processes."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise Invalid(
+            "a process for tasks with process=True executes this program again:"
+            ' make the worker below `if __name__ == "__main__":`'
+        )
+
+
+async def _settle(worker: Worker) -> None:
+    """Waits until everything that the worker can run now is ready."""
+    await worker.engine.code_gate.release_to(worker.presence)
+    await worker.engine.settle()
 
 
 def _handler(tasks: Mapping[str, Task[Any, Any]], claim: Claim) -> Task[Any, Any] | None:
