@@ -133,3 +133,28 @@ async def test_a_claim_that_waits_for_work_ends_when_the_engine_will_stop(lab: L
     assert await lab.engine.shutdown_prepare(60) is True
     async with asyncio.timeout(60):
         assert await claiming == []
+
+
+@pytest.mark.inside
+async def test_a_claim_that_waits_does_not_look_again_when_the_engine_will_stop(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Work that comes at that moment is left to other engines"""
+    calls, hints = lab.engine.claims.calls, lab.engine.store.hints
+    honest, looks = calls.take, list[object]()
+
+    async def take(*args: Any) -> Any:
+        looks.append(args)
+        return await honest(*args)
+
+    monkeypatch.setattr(calls, "take", take)
+    claiming = asyncio.ensure_future(
+        lab.engine.claims.claim(WorkerIdentity("w", "w-1"), max_wait=600)
+    )
+    async with asyncio.timeout(60):
+        while not hints.waiting:  # noqa: ASYNC110 - hints are no event
+            await asyncio.sleep(0)
+        before = len(looks)
+        assert await lab.engine.shutdown_prepare(60) is True
+        assert await claiming == []
+    assert len(looks) == before
