@@ -209,8 +209,8 @@ class Executions(Service):
         source, now = ForkSource(snapshot, detail.payload, detail.tags), self._now()
         new = _new_id(self._context.ids, fresh, now)
         creation = fork(source, now, new, given, cut, known)
-        await self._context.known_limits.check(creation.snapshot.execution.rules)
-        return await self.put(creation)
+        repeats = await _repeats(self._context, [creation])
+        return repeats.get(0) or await self.put(creation)
 
     async def _replay(self, id: str, cut: StepCut | None, known: KnownWaits) -> Replayed | None:
         snapshot = await self._load(id)
