@@ -11,6 +11,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.service_calls import PrepareApplied, PrepareNoOp
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.open import open_store
+from tests.kit.flow_lab import declare
 from tests.kit.lab import Lab
 from tests.kit.race import Race
 
@@ -83,6 +84,25 @@ async def test_what_takes_longer_than_the_grace_is_finished_all_the_same(
     gate.set()
     assert await lab.engine.shutdown_prepare(60) is True
     assert await lab.engine.views.state(await submitting) == "waiting"
+
+
+@pytest.mark.inside
+async def test_a_flow_that_is_being_declared_is_finished(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, honest = asyncio.Event(), lab.engine.store.lay_flows
+
+    async def slow(*args: Any) -> Any:
+        await gate.wait()
+        return await honest(*args)
+
+    monkeypatch.setattr(lab.engine.store, "lay_flows", slow)
+    declaring = asyncio.ensure_future(declare(lab, "a>b"))
+    await asyncio.sleep(0)
+    assert await lab.engine.shutdown_prepare(0.01) is False
+    gate.set()
+    assert await lab.engine.shutdown_prepare(60) is True
+    assert (await (await declaring).flow()).nodes == 2
 
 
 @pytest.mark.inside
