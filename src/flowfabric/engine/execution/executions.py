@@ -99,13 +99,11 @@ class Executions(Service):
         self._accept()
         try:
             creation = self._create(submission, fresh)
-            await self._context.known_limits.check(creation.snapshot.execution.rules)
-        except (Invalid, NotFound):
-            # A repeat gets the first answer, although a quota may be gone by now.
+        except Invalid:  # a repeat gets the first answer
             if (first := await _first_answer(self._context, submission, fresh)) is not None:
                 return first
             raise
-        return await self.put(creation)
+        return await self.put_new(creation)
 
     async def submit_many(
         self, submissions: Iterable[Submission], *, fresh: Sequence[UUID] = ()
@@ -119,7 +117,12 @@ class Executions(Service):
         given = [parse_uuid(id, "fresh id") for id in check_items(fresh, "fresh")]
         pairs = zip(submissions, chain(given, repeat(None)), strict=False)
         creations = deque(self._create(submission, id) for submission, id in pairs)
-        repeats = await _repeats(self._context, creations)
+        repeats = {
+            place: first
+            for place, creation in enumerate(creations)
+            if not self._has_limits(creation)
+            and (first := await _repeat_of(self._context, creation)) is not None
+        }
         answers: list[Submitted | Duplicate] = []
         while creations:  # what is written need not be kept
             places = range(len(answers), len(answers) + min(_CHUNK, len(creations)))
@@ -159,6 +162,20 @@ class Executions(Service):
         return await self._decide(
             id, operator.change_priority, priority, anywhere=anywhere, step=step
         )
+
+    async def put_new(self, creation: Creation) -> Submitted | Duplicate:
+        """Writes a submission whose limits exist; a repeat gets the first answer although one of
+        them is gone by now."""
+        if not self._has_limits(creation):
+            first = await _repeat_of(self._context, creation)
+            if first is not None:
+                return first
+        return await self.put(creation)
+
+    def _has_limits(self, creation: Creation) -> bool:
+        """Whether all limits of a submission are known to exist."""
+        policy = creation.snapshot.execution.policy
+        return policy is None or self._context.known_limits.known(policy)
 
     def put(self, creation: Creation) -> Awaitable[Submitted | Duplicate]:
         """Writes a checked submission."""
@@ -209,8 +226,7 @@ class Executions(Service):
         source, now = ForkSource(snapshot, detail.payload, detail.tags), self._now()
         new = _new_id(self._context.ids, fresh, now)
         creation = fork(source, now, new, given, cut, known)
-        repeats = await _repeats(self._context, [creation])
-        return repeats.get(0) or await self.put(creation)
+        return await self.put_new(creation)
 
     async def _replay(self, id: str, cut: StepCut | None, known: KnownWaits) -> Replayed | None:
         snapshot = await self._load(id)
@@ -340,26 +356,19 @@ async def _first_answer(
     return await _known(context, id, namespace, key, given is None)
 
 
-async def _repeats(
-    context: EngineContext, creations: Iterable[Creation]
-) -> dict[int, Submitted | Duplicate]:
-    """Checks the limits of many. The answers, by place, to those that use a limit that is gone but
-    were written before: a repeat gets the first answer."""
-    limits, found = context.known_limits, dict[int, Submitted | Duplicate]()
-    for place, creation in enumerate(creations):
-        execution = creation.snapshot.execution
-        policy = execution.policy
-        if policy is None or limits.known(policy):
-            continue
-        try:
-            await limits.check(policy)
-        except NotFound:
-            id, namespace = execution.uuid, execution.route.namespace
-            first = await _known(context, id, namespace, creation.key, creation.minted)
-            if first is None:
-                raise
-            found[place] = first
-    return found
+async def _repeat_of(context: EngineContext, creation: Creation) -> Submitted | Duplicate | None:
+    """The first answer to a submission that is repeated and uses a limit that is gone; None if all
+    its limits exist. Raises NotFound if it was not written before."""
+    execution = creation.snapshot.execution
+    try:
+        await context.known_limits.check(execution.rules)
+    except NotFound:
+        id, namespace = execution.uuid, execution.route.namespace
+        first = await _known(context, id, namespace, creation.key, creation.minted)
+        if first is None:
+            raise
+        return first
+    return None
 
 
 async def _known(
