@@ -120,7 +120,7 @@ class Executions(Service):
         repeats = {
             place: first
             for place, creation in enumerate(creations)
-            if not self._has_limits(creation)
+            if not _has_limits(self._context, creation)
             and (first := await _repeat_of(self._context, creation)) is not None
         }
         answers: list[Submitted | Duplicate] = []
@@ -166,16 +166,11 @@ class Executions(Service):
     async def put_new(self, creation: Creation) -> Submitted | Duplicate:
         """Writes a submission whose limits exist; a repeat gets the first answer although one of
         them is gone by now."""
-        if not self._has_limits(creation):
+        if not _has_limits(self._context, creation):
             first = await _repeat_of(self._context, creation)
             if first is not None:
                 return first
         return await self.put(creation)
-
-    def _has_limits(self, creation: Creation) -> bool:
-        """Whether all limits of a submission are known to exist."""
-        policy = creation.snapshot.execution.policy
-        return policy is None or self._context.known_limits.known(policy)
 
     def put(self, creation: Creation) -> Awaitable[Submitted | Duplicate]:
         """Writes a checked submission."""
@@ -299,8 +294,8 @@ class Executions(Service):
         checked = check_tags(tags)
         if not checked:
             raise Invalid("give at least one tag")
-        snapshot = await self._load(id)
-        if snapshot is None or not await self._set_tags(snapshot.execution.uuid, checked):
+        uuid, store = present(await self._load(id), id).execution.uuid, self._context.store
+        if not await store.set_tags(uuid, checked, self._now()):
             raise NotFound("execution", id)
         return len(checked)
 
@@ -317,9 +312,6 @@ class Executions(Service):
 
     async def drain(self) -> None:
         await self._creations.drain()
-
-    async def _set_tags(self, uuid: UUID, tags: dict[str, str]) -> bool:
-        return await self._context.store.set_tags(uuid, tags, self._now())
 
     def _create(self, submission: Submission, fresh: UUID | None = None) -> Creation:
         now = self._now()
@@ -354,6 +346,12 @@ async def _first_answer(
     if id is None and key is None:
         return None
     return await _known(context, id, namespace, key, given is None)
+
+
+def _has_limits(context: EngineContext, creation: Creation) -> bool:
+    """Whether all limits of a submission are known to exist."""
+    policy = creation.snapshot.execution.policy
+    return policy is None or context.known_limits.known(policy)
 
 
 async def _repeat_of(context: EngineContext, creation: Creation) -> Submitted | Duplicate | None:
