@@ -66,6 +66,10 @@ async def test_a_client_that_will_stop_asks_for_no_new_work(remote: Engine, insi
         await remote.claims.claim(W1)
     with pytest.raises(Unavailable):
         await remote.flows.create("build")
+    with pytest.raises(Unavailable):
+        await remote.schedules.trigger("nightly")
+    with pytest.raises(Unavailable):
+        await remote.webhooks.test("audit")
     await remote.attempts.complete(claim, b"done")
     assert await remote.views.state(id) == "completed"
     await submitted(inside)  # the server and its other clients work on

@@ -3,6 +3,7 @@ what the general one does."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -16,13 +17,17 @@ PLAIN: list[dict[str, Any]] = [
     {"policy": {"timeout_policy": {"attempt_timeout_ms": 50}}},
     {"policy": {"routing_requirements": {"required_capabilities": ["gpu"]}}},
     {"lane": "elsewhere", "creator": "someone", "encoding": "json"},
+    {"flow": UUID(int=1)},
 ]
 MORE: dict[str, dict[str, Any]] = {
     "key": {"key": "k"},
     "tag": {"tags": {"app.a": "b"}},
     "deadline": {"deadline_at": 9_999_999_999_999},
     "delay": {"delay_until": 9_999_999_999_999},
+    "quota": {"policy": {"quotas": [{"quota": "q", "key": "k"}]}},
 }
+WAIT_ELSEWHERE = {"delay", "quota"}
+"""Those have a row of `parked` in place of one of `ready`."""
 
 
 @pytest.fixture
@@ -88,4 +93,4 @@ async def test_one_that_needs_more_takes_the_general_statement(
     plain, other = bench.creation(), bench.creation(**MORE[more])
     await bench.store.submit([plain, other], bench.now)
     assert sent == ["submitted_executions"]
-    assert len(await rows(bench, [])) == (4 if more == "delay" else 5)
+    assert len(await rows(bench, [])) == (4 if more in WAIT_ELSEWHERE else 5)

@@ -286,7 +286,7 @@ class Engine:
         await self.attempts.drain()
         await self.streams.drain()
         await self.claims.drain()
-        await self._dispatcher.drain()
+        await self.flows.drain()
         await self._limits.drain()
         await self.tokens.drain()
         await self._context.decisions.drain()

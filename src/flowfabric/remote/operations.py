@@ -386,6 +386,8 @@ NEW_WORK = frozenset(
         *(f"flows.{name}" for name in ("create", "declare", "add")),
         *(f"grants.{name}" for name in ("issue", "issue_reclaim", "find_and_issue")),
         *(f"grants.{name}" for name in ("claim", "claim_resumed", "try_resume", "take", "reclaim")),
+        "schedules.trigger",
+        "webhooks.test",
     }
 )
 """What an engine that will stop refuses, besides claims, which look again and again."""

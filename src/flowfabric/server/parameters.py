@@ -29,8 +29,6 @@ from flowfabric.server.wire import MAX_U64, read_id, read_uuid_text, same_uuid
 
 MAX_WAIT = 30.0
 MAX_PAGE = 1000
-_NOT_OF_QUERY = frozenset({"request", "data"})
-"""Parameters of handlers that are the request, or its body."""
 
 Cursor = Annotated[str | None, QueryParameter(description="The `next_cursor` of the page before")]
 PageLimit = Annotated[
@@ -95,9 +93,10 @@ def check_repeated(scope: Any, handler: Any) -> None:
     pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
     twice = {name for name, count in Counter(name for name, _ in pairs).items() if count > 1}
     for field in handler.parsed_fn_signature.parameters.values() if twice else ():
-        name = getattr(field.kwarg_definition, "name", None) or field.name
-        elsewhere = name in _NOT_OF_QUERY or name in scope["path_params"]
-        if name in twice and not elsewhere and not field.is_non_string_sequence:
+        found = field.kwarg_definition
+        if not isinstance(found, QueryParameter) or field.is_non_string_sequence:
+            continue
+        if (name := found.name or field.name) in twice:
             raise refused_parameter(name, "stands more than once")
 
 

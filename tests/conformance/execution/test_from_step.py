@@ -14,9 +14,11 @@ from flowfabric.core.execution.rewrite import StepSkipped
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.submission import Submitted
+from flowfabric.core.limit.quota import Quota
 from flowfabric.engine.execution.claims import Claim
 from tests.kit import situations
 from tests.kit.lab import W1, W2, Lab
+from tests.kit.signalling import fresh
 from tests.kit.situations import ENDED, LIVING, described, load, missing_ids, take
 
 ALL = {**LIVING, **ENDED}
@@ -96,6 +98,19 @@ async def test_a_fork_and_its_steps_are_written_together(lab: Lab) -> None:
     assert [(await load(lab, each.id)).life.seeded for each in made] == [False, True]
     claims = {each.id for each in await lab.claim(W2, limit=5)}
     assert claims == {each.id for each in made}
+
+
+async def test_a_repeated_fork_gets_the_first_answer_without_its_quota(lab: Lab) -> None:
+    """INV-23: what was not there before is still refused"""
+    await lab.engine.quotas.define(Quota(name="q", concurrency=1))
+    id = await lab.submit(policy={"quotas": [{"quota": "q", "key": ""}]})
+    first, other = fresh(), fresh()
+    made = await lab.engine.executions.fork(id, fresh=first)
+    await lab.engine.quotas.delete("q")
+    await lab.engine.settle()
+    assert (await lab.engine.executions.fork(id, fresh=first)).id == made.id
+    with pytest.raises(NotFound):
+        await lab.engine.executions.fork(id, fresh=other)
 
 
 async def test_what_does_not_exist(lab: Lab) -> None:

@@ -12,6 +12,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.service_calls import PrepareApplied, PrepareNoOp
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.open import open_store
+from tests.kit.flow_lab import declare
 from tests.kit.lab import Lab
 from tests.kit.race import Race
 
@@ -95,6 +96,25 @@ async def test_what_takes_longer_than_the_grace_is_finished_all_the_same(
 
 
 @pytest.mark.inside
+async def test_a_flow_that_is_being_declared_is_finished(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, honest = asyncio.Event(), lab.engine.store.lay_flows
+
+    async def slow(*args: Any) -> Any:
+        await gate.wait()
+        return await honest(*args)
+
+    monkeypatch.setattr(lab.engine.store, "lay_flows", slow)
+    declaring = asyncio.ensure_future(declare(lab, "a>b"))
+    await asyncio.sleep(0)
+    assert await lab.engine.shutdown_prepare(0.01) is False
+    gate.set()
+    assert await lab.engine.shutdown_prepare(60) is True
+    assert (await (await declaring).flow()).nodes == 2
+
+
+@pytest.mark.inside
 async def test_an_engine_that_will_stop_finishes_what_it_was_asked_for(lab: Lab) -> None:
     lab.engine.sweep.start()
     submitting = asyncio.ensure_future(lab.submit())
@@ -142,3 +162,28 @@ async def test_a_claim_that_waits_for_work_ends_when_the_engine_will_stop(lab: L
     assert await lab.engine.shutdown_prepare(60) is True
     async with asyncio.timeout(60):
         assert await claiming == []
+
+
+@pytest.mark.inside
+async def test_a_claim_that_waits_does_not_look_again_when_the_engine_will_stop(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Work that comes at that moment is left to other engines"""
+    calls, hints = lab.engine.claims.calls, lab.engine.store.hints
+    honest, looks = calls.take, list[object]()
+
+    async def take(*args: Any) -> Any:
+        looks.append(args)
+        return await honest(*args)
+
+    monkeypatch.setattr(calls, "take", take)
+    claiming = asyncio.ensure_future(
+        lab.engine.claims.claim(WorkerIdentity("w", "w-1"), max_wait=600)
+    )
+    async with asyncio.timeout(60):
+        while not hints.waiting:  # noqa: ASYNC110 - hints are no event
+            await asyncio.sleep(0)
+        before = len(looks)
+        assert await lab.engine.shutdown_prepare(60) is True
+        assert await claiming == []
+    assert len(looks) == before

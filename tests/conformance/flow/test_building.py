@@ -29,6 +29,7 @@ from flowfabric.core.flow import grow
 from flowfabric.core.flow.grow import Added, AlreadyMember
 from flowfabric.core.flow.join import AllOf, AnyOf, JoinPolicy, JoinState, Quorum, Rest
 from flowfabric.core.flow.model import FlowState
+from flowfabric.core.limit.quota import Quota
 from flowfabric.engine.commit import retry
 from flowfabric.engine.flow.flows import FlowCreated
 from flowfabric.store.queries import Query
@@ -102,6 +103,18 @@ async def test_a_member_is_counted_and_knows_its_flow(lab: Lab) -> None:
     graph = await lab.engine.flow_views.graph(flow.id)
     assert [member.id for member in graph.members] == [flow["a"]]
     assert (await described(lab, flow["a"])).tags == {"team.name": "ops"}
+
+
+async def test_a_repeated_add_gets_the_first_answer_without_its_quota(lab: Lab) -> None:
+    """C-T2, INV-23: what was not there before is still refused"""
+    await lab.engine.quotas.define(Quota(name="q", concurrency=1))
+    limited: dict[str, Any] = {"policy": {"quotas": [{"quota": "q", "key": ""}]}}
+    flow = await Growing.begin(lab)
+    await flow.add("a", key="k", **limited)
+    await lab.engine.quotas.delete("q")
+    assert await flow.add("a", key="k", **limited) == AlreadyMember(flow["a"], 1)
+    with pytest.raises(NotFound):
+        await flow.add("b", **limited)
 
 
 async def test_adding_to_an_unknown_flow_creates_nothing(lab: Lab) -> None:

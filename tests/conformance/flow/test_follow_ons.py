@@ -116,6 +116,20 @@ async def test_a_follow_on_claim_is_like_a_claim(knowing: Lab, following: Follow
     assert (await claimed.check()).state is FlowState.COMPLETED
 
 
+async def test_an_engine_that_will_stop_makes_no_follow_on_claims(
+    knowing: Lab, following: Following
+) -> None:
+    """execution.md 3.67: the ending is written, and its downstream waits for another engine"""
+    lab = knowing
+    flow = await declare(lab, "a>b")
+    claim = await lab.claim_one()
+    with following(lab.engine):
+        await lab.engine.shutdown_prepare()
+        await lab.complete(claim)
+    await flow.settled()
+    assert (following.begun, await lab.state(flow["b"])) == ([], WAITING)
+
+
 async def test_a_chain_is_claimed_once(
     knowing: Lab, following: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -398,6 +398,9 @@ class Ended(Struct, frozen=True, gc=False, tag=True):
 
 
 State = Waiting | Ready | Active | Lost | Suspended | Ended
+WITH_SLOT = (Ready, Lost, Active)
+"""States in which an execution holds the slots of its quotas. A tuple: a union would be built by
+every test."""
 
 
 class Snapshot(Struct, frozen=True, gc=False):

@@ -11,6 +11,7 @@ from flowfabric.core.base.time import Millis, earliest
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.code import ReleasedToCode
 from flowfabric.core.execution.model import (
+    WITH_SLOT,
     Active,
     Ended,
     Execution,
@@ -30,7 +31,6 @@ from flowfabric.store.contract import Store
 from flowfabric.store.hints import NOTHING, Topic, Topics
 
 _LIMITS = int(Flags.LIMITS)
-_WITH_SLOT = (Ready, Lost, Active)
 
 
 class Commit(Struct, frozen=True, kw_only=True):
@@ -183,9 +183,9 @@ class _Effects:
 
     def _add_limited(self, before: Snapshot, after: Snapshot) -> None:
         """One with limits that gave a slot back, or waits for one."""
-        if isinstance(after.state, _WITH_SLOT):
+        if isinstance(after.state, WITH_SLOT):
             return
-        if isinstance(before.state, _WITH_SLOT):
+        if isinstance(before.state, WITH_SLOT):
             freed = self._freed if isinstance(after.state, Ended) else self._limited
             freed.append(after.execution)
         elif _waits_for_limits(after):

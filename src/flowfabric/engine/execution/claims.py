@@ -376,8 +376,6 @@ class Claims(Service):
                     observer.claimed([item.snapshot for item in taken])
                 return taken
             remaining = give_up_at - loop.time()
-            if self._context.stopping:
-                return []
             if remaining > 0:
                 # All callers look at the same moments, so that they share the statement.
                 next_look = POLL_FLOOR - loop.time() % POLL_FLOOR
@@ -386,6 +384,8 @@ class Claims(Service):
                 return []
             else:
                 settled = True
+            if self._context.stopping:
+                return []
 
     def _call(
         self,

@@ -99,13 +99,11 @@ class Executions(Service):
         self._accept()
         try:
             creation = self._create(submission, fresh)
-            await self._context.known_limits.check(creation.snapshot.execution.rules)
-        except (Invalid, NotFound):
-            # A repeat gets the first answer, although a quota may be gone by now.
+        except Invalid:  # a repeat gets the first answer
             if (first := await _first_answer(self._context, submission, fresh)) is not None:
                 return first
             raise
-        answer = await self.put(creation)
+        answer = await self.put_new(creation)
         if creation.key is None and not _is_named(answer.id, submission):
             raise InvalidId("wrong_partition", submission.id or "")
         return answer
@@ -122,7 +120,12 @@ class Executions(Service):
         given = [parse_uuid(id, "fresh id") for id in check_items(fresh, "fresh")]
         pairs = zip(submissions, chain(given, repeat(None)), strict=False)
         creations = deque(self._create(submission, id) for submission, id in pairs)
-        repeats = await _repeats(self._context, creations)
+        repeats = {
+            place: first
+            for place, creation in enumerate(creations)
+            if not _has_limits(self._context, creation)
+            and (first := await _repeat_of(self._context, creation)) is not None
+        }
         answers: list[Submitted | Duplicate] = []
         while creations:  # what is written need not be kept
             places = range(len(answers), len(answers) + min(_CHUNK, len(creations)))
@@ -162,6 +165,15 @@ class Executions(Service):
         return await self._decide_settled(
             id, operator.change_priority, priority, anywhere=anywhere, step=step
         )
+
+    async def put_new(self, creation: Creation) -> Submitted | Duplicate:
+        """Writes a submission whose limits exist; a repeat gets the first answer although one of
+        them is gone by now."""
+        if not _has_limits(self._context, creation):
+            first = await _repeat_of(self._context, creation)
+            if first is not None:
+                return first
+        return await self.put(creation)
 
     def put(self, creation: Creation) -> Awaitable[Submitted | Duplicate]:
         """Writes a checked submission."""
@@ -212,8 +224,7 @@ class Executions(Service):
         source, now = ForkSource(snapshot, detail.payload, detail.tags), self._now()
         new = _new_id(self._context.ids, fresh, now)
         creation = fork(source, now, new, given, cut, known)
-        await self._context.known_limits.check(creation.snapshot.execution.rules)
-        return await self.put(creation)
+        return await self.put_new(creation)
 
     async def _replay(self, id: str, cut: StepCut | None, known: KnownWaits) -> Replayed | None:
         snapshot = await self._load(id)
@@ -286,8 +297,8 @@ class Executions(Service):
         checked = check_tags(tags)
         if not checked:
             raise Invalid("give at least one tag")
-        snapshot = await self._load(id)
-        if snapshot is None or not await self._set_tags(snapshot.execution.uuid, checked):
+        uuid, store = present(await self._load(id), id).execution.uuid, self._context.store
+        if not await store.set_tags(uuid, checked, self._now()):
             raise NotFound("execution", id)
         return len(checked)
 
@@ -304,9 +315,6 @@ class Executions(Service):
 
     async def drain(self) -> None:
         await self._creations.drain()
-
-    async def _set_tags(self, uuid: UUID, tags: dict[str, str]) -> bool:
-        return await self._context.store.set_tags(uuid, tags, self._now())
 
     def _create(self, submission: Submission, fresh: UUID | None = None) -> Creation:
         now = self._now()
@@ -353,26 +361,25 @@ def _is_named(id: ExecutionId, submission: Submission) -> bool:
     return submission.id is None or ExecutionId(submission.id).names(id)
 
 
-async def _repeats(
-    context: EngineContext, creations: Iterable[Creation]
-) -> dict[int, Submitted | Duplicate]:
-    """Checks the limits of many. The answers, by place, to those that use a limit that is gone but
-    were written before: a repeat gets the first answer."""
-    limits, found = context.known_limits, dict[int, Submitted | Duplicate]()
-    for place, creation in enumerate(creations):
-        execution = creation.snapshot.execution
-        policy = execution.policy
-        if policy is None or limits.known(policy):
-            continue
-        try:
-            await limits.check(policy)
-        except NotFound:
-            id, namespace = execution.uuid, execution.route.namespace
-            first = await _known(context, id, namespace, creation.key, creation.minted)
-            if first is None:
-                raise
-            found[place] = first
-    return found
+def _has_limits(context: EngineContext, creation: Creation) -> bool:
+    """Whether all limits of a submission are known to exist."""
+    policy = creation.snapshot.execution.policy
+    return policy is None or context.known_limits.known(policy)
+
+
+async def _repeat_of(context: EngineContext, creation: Creation) -> Submitted | Duplicate | None:
+    """The first answer to a submission that is repeated and uses a limit that is gone; None if all
+    its limits exist. Raises NotFound if it was not written before."""
+    execution = creation.snapshot.execution
+    try:
+        await context.known_limits.check(execution.rules)
+    except NotFound:
+        id, namespace = execution.uuid, execution.route.namespace
+        first = await _known(context, id, namespace, creation.key, creation.minted)
+        if first is None:
+            raise
+        return first
+    return None
 
 
 async def _known(

@@ -96,9 +96,12 @@ class FollowOns(Service):
         return FollowOn(call, begins) if begins else None
 
     def _is_simple(self, call: ClaimCall) -> bool:
-        """Whether a claim would only take the best there is: no suspect has a turn, all lanes have
-        the same weight, no budget is to be asked, and no claim is to be repeated first."""
-        if self._context.store.suspects_seen or self._calls.is_asked_first:
+        """Whether a claim would only take the best there is: the engine takes new work, no suspect
+        has a turn, all lanes have the same weight, no budget is to be asked, and no claim is to be
+        repeated first."""
+        if self._context.stopping or self._context.store.suspects_seen:
+            return False
+        if self._calls.is_asked_first:
             return False
         return len(call.lanes) == 1 or self._lanes.unweighted
 

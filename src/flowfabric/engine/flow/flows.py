@@ -212,11 +212,10 @@ class Flows(Service):
         wanted = check_kind_of(submission, Submission, "submission")
         found = open_flow(await find(self._context.store, FLOWS, key), key)
         creation = create(replace(wanted, flow=key), self._fresh(), self._now())
-        await self._context.known_limits.check(creation.snapshot.execution.rules)
         if found.state is FlowState.OPEN and not found.eager:
             creation = grow.held(creation)
         # Two writes. A process that dies in between leaves one that is held; the sweep ends it.
-        made = await self._executions.put(creation)
+        made = await self._executions.put_new(creation)
         try:
             return await self.join(key, made.id)
         except FlowTerminal:

@@ -24,6 +24,7 @@ from flowfabric.core.execution.mismatch import CodeBlock
 from flowfabric.core.execution.model import (
     EMPTY_LIFE,
     NO_FACTS,
+    WITH_SLOT,
     Active,
     Attempt,
     Ended,
@@ -250,7 +251,7 @@ def queue_number(snapshot: Snapshot) -> int | None:
     """The queue an execution waits in, or holds a slot of."""
     state = snapshot.state
     # What most rows are comes first, and without patterns, which take twice the time.
-    if isinstance(state, _WITH_SLOT) or (isinstance(state, Waiting) and state.gate is Gate.LIMIT):
+    if isinstance(state, WITH_SLOT) or (isinstance(state, Waiting) and state.gate is Gate.LIMIT):
         limited = int(snapshot.head.flags) & _LIMITS
         return snapshot.execution.rules.queue if limited else None
     match state:
@@ -398,7 +399,6 @@ def _read_facts(data: bytes) -> Facts:
 
 
 _LIMITS = int(Flags.LIMITS)
-_WITH_SLOT = (Ready, Lost, Active)
 
 # Calling an enum costs more than everything else that is done for a row.
 _START_OF = {int(start): start for start in Start}

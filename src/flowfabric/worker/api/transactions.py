@@ -60,7 +60,7 @@ class TransactionalClient:
         are checked before the first one is written."""
         checked = [(submission, self._create(submission)) for submission in submissions]
         await foreign.check_database(connection, self._identity())
-        return [await _arrive(connection, *pair) for pair in checked]
+        return [await _put_in_inbox(connection, *pair) for pair in checked]
 
     def _create(self, submission: Submission) -> Creation:
         if submission.id is not None:
@@ -69,12 +69,12 @@ class TransactionalClient:
         return self.traces.traced(create(submission, self._ids.fresh(now), now))
 
 
-async def _arrive(
+async def _put_in_inbox(
     connection: Any, submission: Submission, creation: Creation
 ) -> tuple[ExecutionId, bool]:
     execution = creation.snapshot.execution
     submission = replace(submission, trace=execution.facts.trace)
-    arrival = InboxEntry(
+    entry = InboxEntry(
         execution.uuid,
         execution.created_at,
         execution.kind,
@@ -83,7 +83,7 @@ async def _arrive(
         write_options(submission),
         creation.payload,
     )
-    uuid, lane = await foreign.put_in_inbox(connection, arrival, creation.key, creation.key_until)
+    uuid, lane = await foreign.put_in_inbox(connection, entry, creation.key, creation.key_until)
     return ExecutionId.solo(lane, uuid), uuid != execution.uuid
 
 
