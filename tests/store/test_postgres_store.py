@@ -1,6 +1,8 @@
 """What is submitted, and who gets it."""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -23,6 +25,7 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.step import Step
 from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.store.hints import Topic, Topics
+from flowfabric.store.postgres.claim import LOOK_AGAIN
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.queries import NEWEST, EventQuery, SideWrite
 from flowfabric.store.rows.record import LANES
@@ -311,18 +314,43 @@ async def test_a_claim_takes_what_is_behind_the_rows_of_another_one(bench: Bench
         assert uuids(await bench.claim(150)) == uuids(submitted[250:])
 
 
+async def test_a_claim_of_one_run_gets_past_all_that_another_one_takes(bench: Bench) -> None:
+    """A worker with one slot beside one with hundreds."""
+    submitted = await bench.submit_many(250)
+    rival = await bench.raw()
+    async with rival.transaction():
+        await lock_first(rival, 249)
+        assert uuids(await bench.claim()) == uuids(submitted[249:])
+
+
 async def test_callers_look_again_where_a_claim_left_rows_to_others(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No hint tells that there are more, and the next poll is a second away."""
-    await bench.submit_many(81)
-    rival, woken = await bench.raw(), asyncio.Queue[Topics]()
-    async with rival.transaction(), asyncio.timeout(60):
-        await lock_first(rival, 80)
+    """No hint tells that there are more, and the next poll is a second away. Claims that end
+    meanwhile share the next look."""
+    await bench.submit_many(500)
+    rival, woken, looks = await bench.raw(), list[Topics](), list[Callable[[], object]]()
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+
+    def hold(delay: float, callback: Any, *args: Any, **more: Any) -> asyncio.TimerHandle:
+        timer = call_later(delay, callback, *args, **more)
+        if delay == LOOK_AGAIN:
+            timer.cancel()
+            looks.append(partial(callback, *args))
+        return timer
+
+    async with rival.transaction():
+        await lock_first(rival, 500)
         with monkeypatch.context() as patch:
-            patch.setattr(bench.store.hints, "wake", woken.put_nowait)
-            assert await bench.claim() == []
-            assert await woken.get() == Topic.WORK
+            patch.setattr(bench.store.hints, "wake", woken.append)
+            patch.setattr(loop, "call_later", hold)
+            for number in (1, 2):
+                assert await bench.claim() == await bench.claim(2) == []
+                (look,) = looks
+                looks.clear()
+                look()
+                assert woken == [Topic.WORK] * number
 
 
 async def test_a_repeated_call_returns_what_it_took_and_fills_up(bench: Bench) -> None:

@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from flowfabric import Context, Fabric, Fail, NotFound, RunId
-from flowfabric.testing import Harness
+from flowfabric import Context, Fabric, Fail, NotFound, PublicState, RunId
+from flowfabric.testing import Harness, Stuck
 from flowfabric.worker.api.run import Run
 
 
@@ -100,3 +100,19 @@ async def test_moments_are_datetimes_and_attempts_count_from_one(
 async def test_a_run_of_elsewhere_is_not_found(harness: Harness, good: Run[str]) -> None:
     with pytest.raises(NotFound):
         harness.describe(str(good.id).replace("0", "1"))
+
+
+async def test_a_run_is_shown_while_its_budget_admits_it(fabric: Fabric, harness: Harness) -> None:
+    """C-T93: a look of the harness cannot wait, as other reads do, for what follows the change"""
+    await fabric.budget("team", tokens=5)
+    await fabric.spend("team", tokens=5)
+
+    @fabric.task(budgets=["team"])
+    async def convert() -> None: ...
+
+    run = await convert.submit()
+    with pytest.raises(Stuck, match="budget team"):
+        await harness.run_until_done(run)
+    await fabric.budget("team", tokens=6)
+    assert harness.state(run) in (PublicState.RATE_LIMITED, PublicState.WAITING)
+    harness.assert_completed(await harness.run_until_done(run))

@@ -87,3 +87,17 @@ async def test_a_caller_may_give_a_uuid_as_the_id(bench: Bench) -> None:
     for id in (uuid, str(uuid)):
         run = await job.with_options(id=id, lane="elsewhere").submit()
         assert (type(run.id), run.id.uuid) == (RunId, uuid)
+
+
+async def test_a_repeat_finds_the_run_of_its_id_in_the_lane_that_the_task_had(
+    bench: Bench,
+) -> None:
+    """Execution 1.1: the caller gives no partition, so there is none to be wrong"""
+
+    @bench.fabric.task(lane="before")
+    async def job() -> None: ...
+
+    first = await job.with_options(id=UNKNOWN).submit()
+    for id in (UUID(UNKNOWN), first.id, first.id.tagged):
+        again = await job.with_options(id=id, lane="since").submit()
+        assert again.id == first.id

@@ -288,7 +288,7 @@ class Driver:
 
     def unended(self) -> tuple[Info, ...]:
         states = tuple(state for state in PublicState if state not in ENDED)
-        return at_once(self.open_engine().views.list(Query(states=states))).items
+        return at_once(self.checks.views.list(Query(states=states))).items
 
 
 def _is_reported(driver: Driver, ended: Callable[[], bool]) -> bool:

@@ -7,8 +7,7 @@ from flowfabric.core.execution.model import Gate, Snapshot, Waiting
 from flowfabric.store.hints import Hints, Topic
 
 SETTLE = 0.1
-"""Seconds that a caller waits at most."""
-
+"""Seconds that a caller waits at most for budgets, and then for quotas."""
 
 _LIMITS = frozenset({Gate.LIMIT, Gate.BUDGET})
 

@@ -114,10 +114,24 @@ async def _claim(
         elif len(reply.rows) == _room(open) or not reply.more:
             return taken
         else:
-            locked = reply.locked
+            # Farther each time: a call for one run gets past hundreds that another call takes.
+            locked = reply.locked * (MAX_ROUNDS - left)
     if _with_room(calls, taken):
-        asyncio.get_running_loop().call_later(LOOK_AGAIN, session.hints.wake, Topic.WORK)
+        _look_again_soon(session)
     return taken
+
+
+def _look_again_soon(session: PostgresSession) -> None:
+    """Wakes waiting callers, once for all claims that have left rows to others meanwhile."""
+    learned = session.learned
+    if not learned.looks_again:
+        learned.looks_again = True
+        asyncio.get_running_loop().call_later(LOOK_AGAIN, _look_again, session)
+
+
+def _look_again(session: PostgresSession) -> None:
+    session.learned.looks_again = False
+    session.hints.wake(Topic.WORK)
 
 
 async def _taken_before(

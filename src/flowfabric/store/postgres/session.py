@@ -40,6 +40,8 @@ class Learned:
         """Lanes of claims that met a lane which drains or has a concurrency."""
         self.low_water = LowWaterMarks()
         """Below which ranks claims have nothing to look at, where that is worth knowing."""
+        self.looks_again = False
+        """Whether waiting callers are woken soon, because a claim has left rows to others."""
         self.settled = 0
         """The number up to which every event can be read."""
         self.correction: tuple[bytes | None, float] = (None, float("-inf"))

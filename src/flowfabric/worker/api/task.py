@@ -199,7 +199,7 @@ class Task(Generic[P, R]):
         return Submission(
             kind=self.name,
             payload=self.signature.encode(args, kwargs) if payload is None else payload,
-            id=None if options.id is None else _whole_id(options.id, lane),
+            id=None if options.id is None else _given_id(options.id),
             namespace=options.namespace or own.namespace,
             lane=lane,
             priority=own.priority if options.priority is None else options.priority,
@@ -489,7 +489,8 @@ def _delay_until(options: CallOptions, now: Millis) -> Millis | None:
     return None if options.delay is None else Millis(now + parse_span(options.delay, "delay"))
 
 
-def _whole_id(given: str | UUID, lane: str) -> ExecutionId:
-    """The id that a call gives to its run, with the partition of the lane unless it has one."""
+def _given_id(given: str | UUID) -> ExecutionId:
+    """The id that a call gives to its run. A uuid names it in every partition: a repeat finds the
+    run although its task has another lane by now."""
     parsed = parse_run_id(given)
-    return ExecutionId.solo(lane, parsed) if isinstance(parsed, UUID) else parsed
+    return ExecutionId.anywhere(parsed) if isinstance(parsed, UUID) else parsed
