@@ -20,7 +20,7 @@ from tests.kit.flowing import after_commit
 from tests.kit.lab import Lab
 from tests.store.postgres_bench import Bench, lose_reply, opened, owner_of
 
-TABLES = ("ready", "lease", "parked", "done", "edge", "outbox", "event")
+TABLES = ("ready", "lease", "parked", "done", "edge", "flow_outbox", "event")
 UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 GIVEN: dict[str, dict[str, Any]] = {
     "urgent": {"priority": 3},

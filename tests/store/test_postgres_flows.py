@@ -232,7 +232,7 @@ async def crowd(raw: Connection) -> None:
             case when created_at % 2 = 0 then md5('0.1') else md5(id || '.') end::uuid, id,
             case when created_at % 100 > 0 then 0 end, '\\x00'
         from flowfabric.execution where flow is not null;
-        insert into flowfabric.outbox (flow, id, number, kind, spared)
+        insert into flowfabric.flow_outbox (flow, id, number, kind, spared)
         select flow, id, n, 1, false
         from flowfabric.execution, generate_series(1, 3) n where flow is not null;
         """
@@ -303,14 +303,14 @@ async def test_edges_are_settled_and_recalled_by_key(filled: postgres_bench.Benc
 async def test_chores_are_found_by_key(filled: postgres_bench.Bench) -> None:
     steps = await plan(filled, PINNED, "gone_outbox", UUIDS, UUIDS, ONES, ONES)
     assert "(flow = c.flow) AND (id = c.id) AND (number = c.number) AND (kind = c.kind)" in steps
-    assert "Tid Scan on outbox" in steps
+    assert "Tid Scan on flow_outbox" in steps
     steps = await plan(filled, PINNED, "owing_flows", UUIDS, 100, A)
-    assert "using outbox_pkey on outbox" in steps
+    assert "using flow_outbox_pkey on flow_outbox" in steps
     assert "using edge_upstream on edge" in steps
     assert "using flow_pkey on flow" in steps
     assert "Sort" not in steps
     steps = await plan(filled, PINNED, "owed_flows", A, 100)
-    assert "using outbox_pkey on outbox" in steps
+    assert "using flow_outbox_pkey on flow_outbox" in steps
     assert "Index Cond: (flow > o.flow)" in steps
 
 

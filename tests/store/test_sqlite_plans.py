@@ -63,7 +63,7 @@ async def test_chores_are_found_by_key(path: str) -> None:
     text = plan(path, "owed_flows", after=b"", limit=9)
     assert (
         text.count("SEARCH c USING PRIMARY KEY (flow>?)")
-        + text.count("SEARCH outbox USING PRIMARY KEY (flow>?)")
+        + text.count("SEARCH flow_outbox USING PRIMARY KEY (flow>?)")
         == 2
     )
 

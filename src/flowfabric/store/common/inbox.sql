@@ -2,4 +2,4 @@
 
 -- name: inbox
 select id, at, kind, namespace, lane, options, payload
-from {schema}.inbox order by at, id limit $1
+from {schema}.submission_inbox order by at, id limit $1

@@ -174,7 +174,7 @@ from (
 where t.ctid = g.place
 
 -- name: new_outbox
-insert into {schema}.outbox (flow, id, number, kind, outcome, spared)
+insert into {schema}.flow_outbox (flow, id, number, kind, outcome, spared)
 select * from unnest(
     $1::uuid[], $2::uuid[], $3::integer[], $4::smallint[], $5::smallint[], $6::boolean[]
 )

@@ -240,7 +240,7 @@ settled as (
     where t.ctid = g.place
 ),
 owed as (
-    insert into {schema}.outbox (flow, id, number, kind, outcome, spared)
+    insert into {schema}.flow_outbox (flow, id, number, kind, outcome, spared)
     select c.flow, c.id, c.number, c.kind, c.outcome, c.spared
     from unnest(
         $27::uuid[], $28::uuid[], $29::uuid[], $30::integer[], $31::smallint[],
@@ -344,7 +344,7 @@ settled as (
     where t.ctid = g.place
 ),
 owed as (
-    insert into {schema}.outbox (flow, id, number, kind, outcome, spared)
+    insert into {schema}.flow_outbox (flow, id, number, kind, outcome, spared)
     select
         coalesce(c.flow, ($30::uuid[])[1]), c.id, coalesce(c.number, ($32::integer[])[1]),
         coalesce(c.kind, ($33::smallint[])[1]),

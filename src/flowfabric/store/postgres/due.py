@@ -38,8 +38,8 @@ _FLOW_TRIMMED = ("trimmed_flow_edges", "trimmed_outbox", "gone_flow_tags", "trim
 
 _PASSED = (
     "ready", "lease", "parked", "done", "execution", "event", "attempt", "step", "progress", "tag",
-    "dedup", "deadline", "inbox", "waitpoint", "signal", "dedup_record", "edge", "outbox",
-    "admission", "stream", "frame", "frame_gap",
+    "dedup", "deadline", "submission_inbox", "waitpoint", "signal", "dedup_record", "edge",
+    "flow_outbox", "admission", "stream", "frame", "frame_gap",
 )  # fmt: skip
 """Tables that work passes through."""
 

@@ -154,12 +154,12 @@ order by e.id limit $4
 -- name: gone_outbox
 -- Looked up by key and then by place, like counted_signals. They are never updated, and only the
 -- session that locks the flow deletes them.
-delete from {schema}.outbox t
+delete from {schema}.flow_outbox t
 using (
     select f.ctid as place
     from unnest($1::uuid[], $2::uuid[], $3::integer[], $4::smallint[]) as c (flow, id, number, kind)
     cross join lateral (
-        select s.ctid from {schema}.outbox s
+        select s.ctid from {schema}.flow_outbox s
         where s.flow = c.flow and s.id = c.id and s.number = c.number and s.kind = c.kind
         offset 0
     ) f
@@ -186,7 +186,7 @@ select
     null
 from unnest($1::uuid[]) as a (id)
 cross join lateral (
-    select * from {schema}.outbox t where t.flow = a.id order by t.id, t.number, t.kind limit $2
+    select * from {schema}.flow_outbox t where t.flow = a.id order by t.id, t.number, t.kind limit $2
 ) c
 
 -- name: counted_flows
@@ -212,13 +212,13 @@ with counted as (
     returning t.id
 ),
 gone as (
-    delete from {schema}.outbox t
+    delete from {schema}.flow_outbox t
     using (
         select f.ctid as place
         from unnest($10::uuid[], $11::uuid[], $12::integer[], $13::smallint[])
             as c (flow, id, number, kind)
         cross join lateral (
-            select s.ctid from {schema}.outbox s
+            select s.ctid from {schema}.flow_outbox s
             where s.flow = c.flow and s.id = c.id and s.number = c.number and s.kind = c.kind
             offset 0
         ) f
@@ -227,7 +227,7 @@ gone as (
     where t.ctid = g.place
 ),
 owed as (
-    insert into {schema}.outbox (flow, id, number, kind, outcome, spared)
+    insert into {schema}.flow_outbox (flow, id, number, kind, outcome, spared)
     select c.flow, c.id, c.number, c.kind, c.outcome, c.spared
     from unnest(
         $14::uuid[], $15::uuid[], $16::integer[], $17::smallint[], $18::smallint[], $19::boolean[]
@@ -266,9 +266,9 @@ order by o.id
 -- name: owed_flows
 -- From one flow to the next, however much is owed to each.
 with recursive owing (flow) as (
-    select (select c.flow from {schema}.outbox c where c.flow > $1 order by c.flow limit 1)
+    select (select c.flow from {schema}.flow_outbox c where c.flow > $1 order by c.flow limit 1)
     union all
-    select (select c.flow from {schema}.outbox c where c.flow > o.flow order by c.flow limit 1)
+    select (select c.flow from {schema}.flow_outbox c where c.flow > o.flow order by c.flow limit 1)
     from owing o where o.flow is not null
 )
 select flow from owing where flow is not null limit $2
@@ -325,7 +325,7 @@ join {schema}.execution e on e.flow = f.id
 join {schema}.done d on d.id = e.id
 where f.ended_at <= $1 and d.flags & 4 <> 0
     and ((d.trim_at is null and d.ended_at <= $1) or d.trim_at <= $2)
-    and not exists (select from {schema}.outbox c where c.flow = f.id and c.kind = 2)
+    and not exists (select from {schema}.flow_outbox c where c.flow = f.id and c.kind = 2)
 limit $3
 for update of d skip locked
 for share of f skip locked
@@ -347,7 +347,7 @@ for update skip locked
 delete from {schema}.edge where flow = any($1::uuid[])
 
 -- name: trimmed_outbox
-delete from {schema}.outbox where flow = any($1::uuid[])
+delete from {schema}.flow_outbox where flow = any($1::uuid[])
 
 -- name: trimmed_flows
 delete from {schema}.flow where id = any($1::uuid[])

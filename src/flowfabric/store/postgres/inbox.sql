@@ -4,7 +4,7 @@
 -- Names this database by its number and that of the inbox table, NULL where there is none.
 -- Catalogs only: the role of an application may not read our tables.
 select
-    cast(d.oid as bigint), cast(cast(to_regclass('{schema}.inbox') as oid) as bigint), d.datname
+    cast(d.oid as bigint), cast(cast(to_regclass('{schema}.submission_inbox') as oid) as bigint), d.datname
 from pg_database d where d.datname = current_database()
 
 -- name: arrived
@@ -16,11 +16,11 @@ select run_id, run_lane from {schema}.put_in_inbox(
 
 -- name: inbox_among
 select id, at, kind, namespace, lane, options, payload
-from {schema}.inbox where id = any($1::uuid[])
+from {schema}.submission_inbox where id = any($1::uuid[])
 
 -- name: admitted_inbox
 -- Locks the entries that still exist; a second caller gets none of them.
-delete from {schema}.inbox where id = any($1::uuid[]) returning id
+delete from {schema}.submission_inbox where id = any($1::uuid[]) returning id
 
 -- name: completed_here
 -- Runs on the application's connection: the lease row goes if the fence stands, or nothing happens.
@@ -44,12 +44,12 @@ written as (
     from ended e
 ),
 owed as (
-    insert into {schema}.outbox (flow, id, number, kind, outcome, spared)
+    insert into {schema}.flow_outbox (flow, id, number, kind, outcome, spared)
     select cast($8 as uuid), e.id, e.version + 1, 1, 0, false
     from ended e where cast($8 as uuid) is not null
 ),
 awaited as (
-    insert into {schema}.outbox (flow, id, number, kind, outcome, spared)
+    insert into {schema}.flow_outbox (flow, id, number, kind, outcome, spared)
     select r.id, e.id, e.version + 1, 8, 0, false
     from ended e cross join unnest(cast($9 as uuid[])) as r (id)
 ),

@@ -108,7 +108,7 @@ with
 -- include: more_events
 ,
 owed as (
-    insert into {schema}.outbox (flow, id, number, kind, outcome, spared)
+    insert into {schema}.flow_outbox (flow, id, number, kind, outcome, spared)
     -- include: outbox_rows
     where (c.id in (select ended.id from ended)) is true
 )
@@ -221,7 +221,7 @@ edges_settled as (
     update {schema}.edge t set outcome = g.outcome from gone g where t.ctid = g.edge
 ),
 owed as (
-    insert into {schema}.outbox (flow, id, number, kind, outcome, spared)
+    insert into {schema}.flow_outbox (flow, id, number, kind, outcome, spared)
     select m.flow, m.id, m.number, 1, m.outcome, false from links m
 ),
 -- include: followers_leased
@@ -364,7 +364,7 @@ edges_settled as (
     where t.ctid = g.place
 ),
 owed as (
-    insert into {schema}.outbox (flow, id, number, kind, outcome, spared)
+    insert into {schema}.flow_outbox (flow, id, number, kind, outcome, spared)
     -- include: outbox_rows
     where (c.id in (select ended.id from ended union all select gone.id from gone)) is true
 )

@@ -83,6 +83,12 @@ table flow.namespace text not null
 table flow.kind text not null
 table flow.state text not null
 table flow.doc bytea not null
+table flow_outbox.flow uuid not null
+table flow_outbox.id uuid not null
+table flow_outbox.number integer not null
+table flow_outbox.kind smallint not null
+table flow_outbox.outcome smallint
+table flow_outbox.spared boolean not null
 table flow_tag.id uuid not null
 table flow_tag.key text not null
 table flow_tag.value text not null
@@ -101,13 +107,6 @@ table frame_gap.seq bigint not null
 table frame_gap.id uuid not null
 table frame_gap.attempt integer not null
 table frame_gap.mode smallint not null
-table inbox.id uuid not null
-table inbox.at bigint not null
-table inbox.kind text not null
-table inbox.namespace text not null
-table inbox.lane text not null
-table inbox.options bytea not null
-table inbox.payload bytea not null
 table keyring.one smallint not null
 table keyring.version integer not null
 table keyring.doc bytea not null
@@ -137,12 +136,6 @@ table ledger.budget text not null
 table ledger.doc bytea not null
 table meta.key text not null
 table meta.value bytea not null
-table outbox.flow uuid not null
-table outbox.id uuid not null
-table outbox.number integer not null
-table outbox.kind smallint not null
-table outbox.outcome smallint
-table outbox.spared boolean not null
 table parked.rank bigint not null
 table parked.timeout bigint
 table parked.due_at bigint
@@ -252,6 +245,13 @@ table stream.attempt integer not null
 table stream.version integer not null
 table stream.doc bytea not null
 table stream.summary bytea
+table submission_inbox.id uuid not null
+table submission_inbox.at bigint not null
+table submission_inbox.kind text not null
+table submission_inbox.namespace text not null
+table submission_inbox.lane text not null
+table submission_inbox.options bytea not null
+table submission_inbox.payload bytea not null
 table subscription.version bigint not null
 table subscription.name text not null
 table subscription.namespace text
@@ -276,14 +276,14 @@ table budget with (fillfactor=50)
 table deadline with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
 table edge with (fillfactor=70)
 table flow with (fillfactor=50)
-table inbox with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
+table flow_outbox with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
 table lease with (fillfactor=70, autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
-table outbox with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
 table parked with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
 table presence with (fillfactor=50)
 table quota with (fillfactor=50)
 table ready with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
 table stream with (fillfactor=70)
+table submission_inbox with (autovacuum_vacuum_scale_factor=0, autovacuum_vacuum_threshold=10000, autovacuum_vacuum_cost_delay=0)
 constraint access_token_pkey PRIMARY KEY (name)
 constraint access_token_version CHECK ((version >= 1))
 constraint admission_count CHECK ((count > 0))
@@ -316,6 +316,9 @@ constraint event_pkey PRIMARY KEY (seq)
 constraint execution_pkey PRIMARY KEY (id)
 constraint flow_pkey PRIMARY KEY (id)
 constraint flow_version CHECK ((version >= 1))
+constraint chore_kind CHECK ((kind > 0))
+constraint chore_outcome CHECK (((outcome >= 0) AND (outcome <= 4)))
+constraint flow_outbox_pkey PRIMARY KEY (flow, id, number, kind)
 constraint flow_tag_pkey PRIMARY KEY (id, key)
 constraint forgotten_one CHECK ((one = 1))
 constraint forgotten_pkey PRIMARY KEY (one)
@@ -324,10 +327,6 @@ constraint frame_pkey PRIMARY KEY (id, attempt, ms, seq)
 constraint frame_seq CHECK ((seq >= 1))
 constraint frame_gap_mode CHECK (((mode >= 0) AND (mode <= 2)))
 constraint frame_gap_pkey PRIMARY KEY (id, attempt, mode)
-constraint inbox_kind_check CHECK (((octet_length(kind) >= 1) AND (octet_length(kind) <= 256)))
-constraint inbox_lane_check CHECK ((lane ~ '^[ -~]{1,64}$'::text))
-constraint inbox_namespace_check CHECK (((octet_length(namespace) >= 1) AND (octet_length(namespace) <= 256)))
-constraint inbox_pkey PRIMARY KEY (id)
 constraint keyring_one CHECK ((one = 1))
 constraint keyring_pkey PRIMARY KEY (one)
 constraint keyring_version CHECK ((version >= 1))
@@ -343,9 +342,6 @@ constraint lease_start CHECK (((start >= 0) AND (start <= 4)))
 constraint lease_version CHECK ((version >= 1))
 constraint ledger_pkey PRIMARY KEY (execution, budget)
 constraint meta_pkey PRIMARY KEY (key)
-constraint chore_kind CHECK ((kind > 0))
-constraint chore_outcome CHECK (((outcome >= 0) AND (outcome <= 4)))
-constraint outbox_pkey PRIMARY KEY (flow, id, number, kind)
 constraint parked_attempt CHECK ((attempt >= 0))
 constraint parked_epoch CHECK ((epoch >= 0))
 constraint parked_gate CHECK ((((gate >= 0) AND (gate <= 9)) OR (gate = 20)))
@@ -378,6 +374,10 @@ constraint step_pkey PRIMARY KEY (id, generation, name, occurrence)
 constraint stream_attempt CHECK ((attempt >= 0))
 constraint stream_pkey PRIMARY KEY (id, attempt)
 constraint stream_version CHECK ((version >= 1))
+constraint submission_inbox_kind_check CHECK (((octet_length(kind) >= 1) AND (octet_length(kind) <= 256)))
+constraint submission_inbox_lane_check CHECK ((lane ~ '^[ -~]{1,64}$'::text))
+constraint submission_inbox_namespace_check CHECK (((octet_length(namespace) >= 1) AND (octet_length(namespace) <= 256)))
+constraint submission_inbox_pkey PRIMARY KEY (id)
 constraint subscription_pkey PRIMARY KEY (name)
 constraint subscription_version CHECK ((version >= 1))
 constraint tag_pkey PRIMARY KEY (id, key)
@@ -419,13 +419,12 @@ CREATE UNIQUE INDEX execution_pkey ON flowfabric.execution USING btree (id)
 CREATE INDEX flow_created_at ON flowfabric.flow USING btree (created_at, id)
 CREATE INDEX flow_ended_at ON flowfabric.flow USING btree (ended_at) WHERE (ended_at IS NOT NULL)
 CREATE UNIQUE INDEX flow_pkey ON flowfabric.flow USING btree (id)
+CREATE UNIQUE INDEX flow_outbox_pkey ON flowfabric.flow_outbox USING btree (flow, id, number, kind)
 CREATE INDEX flow_tag_value ON flowfabric.flow_tag USING btree (key, value, id)
 CREATE UNIQUE INDEX flow_tag_pkey ON flowfabric.flow_tag USING btree (id, key)
 CREATE UNIQUE INDEX forgotten_pkey ON flowfabric.forgotten USING btree (one)
 CREATE UNIQUE INDEX frame_pkey ON flowfabric.frame USING btree (id, attempt, ms, seq)
 CREATE UNIQUE INDEX frame_gap_pkey ON flowfabric.frame_gap USING btree (id, attempt, mode)
-CREATE INDEX inbox_order ON flowfabric.inbox USING btree (at, id)
-CREATE UNIQUE INDEX inbox_pkey ON flowfabric.inbox USING btree (id)
 CREATE UNIQUE INDEX keyring_pkey ON flowfabric.keyring USING btree (one)
 CREATE INDEX lane_capped ON flowfabric.lane USING btree (name) WHERE (concurrency IS NOT NULL)
 CREATE UNIQUE INDEX lane_pkey ON flowfabric.lane USING btree (name)
@@ -434,7 +433,6 @@ CREATE UNIQUE INDEX lease_pkey ON flowfabric.lease USING btree (id)
 CREATE INDEX ledger_budget ON flowfabric.ledger USING btree (budget)
 CREATE UNIQUE INDEX ledger_pkey ON flowfabric.ledger USING btree (execution, budget)
 CREATE UNIQUE INDEX meta_pkey ON flowfabric.meta USING btree (key)
-CREATE UNIQUE INDEX outbox_pkey ON flowfabric.outbox USING btree (flow, id, number, kind)
 CREATE INDEX parked_code ON flowfabric.parked USING btree (queue) WHERE ((gate = 2) AND (queue IS NOT NULL))
 CREATE INDEX parked_continuing ON flowfabric.parked USING btree (queue, rank, id) WHERE ((queue IS NOT NULL) AND (start = 4))
 CREATE INDEX parked_due_at ON flowfabric.parked USING btree (due_at) WHERE (due_at IS NOT NULL)
@@ -467,6 +465,8 @@ CREATE UNIQUE INDEX signal_pkey ON flowfabric.signal USING btree (id, number)
 CREATE UNIQUE INDEX step_pkey ON flowfabric.step USING btree (id, generation, name, occurrence)
 CREATE INDEX stream_expires_at ON flowfabric.stream USING btree (expires_at) WHERE (expires_at IS NOT NULL)
 CREATE UNIQUE INDEX stream_pkey ON flowfabric.stream USING btree (id, attempt)
+CREATE INDEX submission_inbox_order ON flowfabric.submission_inbox USING btree (at, id)
+CREATE UNIQUE INDEX submission_inbox_pkey ON flowfabric.submission_inbox USING btree (id)
 CREATE UNIQUE INDEX subscription_pkey ON flowfabric.subscription USING btree (name)
 CREATE UNIQUE INDEX tag_pkey ON flowfabric.tag USING btree (id, key)
 CREATE UNIQUE INDEX waitpoint_of_attempt ON flowfabric.waitpoint USING btree (waitpoint) WHERE (attempt IS NOT NULL)

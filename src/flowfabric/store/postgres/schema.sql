@@ -45,7 +45,7 @@ leases as materialized (
 )
 select
     mine.has_duty,
-    exists (select from {schema}.inbox),
+    exists (select from {schema}.submission_inbox),
     $7::boolean and exists (select from {schema}.ready r where r.held_until <= $3),
     exists (select from {schema}.parked p where p.gate = 2 and p.queue is not null),
     mine.has_duty and (
@@ -54,7 +54,7 @@ select
         or coalesce(leases.end_at <= $3, false)
         or exists (select from {schema}.schedule s where s.next_at <= $3)
         or exists (select from {schema}.budget b where b.next_reset_at <= $3)
-        or exists (select from {schema}.outbox)
+        or exists (select from {schema}.flow_outbox)
         or exists (select from {schema}.reservation)
         or exists (select from {schema}.presence p where p.expires_at = $5)
     ),
@@ -91,7 +91,7 @@ select
 select from {schema}.hint_seq s, generate_series(
     1,
     2 * least(500, case when s.is_called then s.last_value else 0 end - $1)
-    + case when exists (select from {schema}.inbox) then 1 else 0 end
+    + case when exists (select from {schema}.submission_inbox) then 1 else 0 end
 )
 
 -- name: newest_hint

@@ -198,5 +198,5 @@ cross join lateral (
     from {schema}.execution e join {schema}.route r on r.number = e.route
     where e.id = asked.found
     union all
-    select w.id, w.lane, null, w.at from {schema}.inbox w where w.id = asked.found
+    select w.id, w.lane, null, w.at from {schema}.submission_inbox w where w.id = asked.found
 ) known

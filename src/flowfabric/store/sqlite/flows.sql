@@ -88,30 +88,30 @@ where downstream in (select id from given) and flow = ? and id > ? and (? = 0 or
 order by id limit ?
 
 -- name: new_outbox
-insert into outbox (flow, id, number, kind, outcome, spared) values (?, ?, ?, ?, ?, ?)
+insert into flow_outbox (flow, id, number, kind, outcome, spared) values (?, ?, ?, ?, ?, ?)
 on conflict (flow, id, number, kind) do nothing
 
 -- name: missing_outbox
 with given (flow, id, number, kind) as (values (?, ?, ?, ?))
 select 1 from given as g
-left join outbox as c
+left join flow_outbox as c
     on c.flow = g.flow and c.id = g.id and c.number = g.number and c.kind = g.kind
 where c.flow is null
 
 -- name: gone_outbox
-delete from outbox where flow = ? and id = ? and number = ? and kind = ?
+delete from flow_outbox where flow = ? and id = ? and number = ? and kind = ?
 
 -- name: outbox
-select flow, id, number, kind, outcome, spared from outbox
+select flow, id, number, kind, outcome, spared from flow_outbox
 where flow = :flow
 order by id, number, kind limit :limit
 
 -- name: owed_flows
 -- From one flow to the next, however much is owed to each.
 with recursive owing (flow) as (
-    select min(flow) from outbox where flow > :after
+    select min(flow) from flow_outbox where flow > :after
     union all
-    select (select min(c.flow) from outbox as c where c.flow > o.flow)
+    select (select min(c.flow) from flow_outbox as c where c.flow > o.flow)
     from owing as o where o.flow is not null
     limit :limit
 )
@@ -173,7 +173,7 @@ cross join execution as e indexed by execution_flow on e.flow = f.id
 cross join done as d on d.id = e.id
 where f.ended_at <= :ended_before and d.flags & 4
     and ((d.trim_at is null and d.ended_at <= :ended_before) or d.trim_at <= :now)
-    and not exists (select 1 from outbox as c where c.flow = f.id and c.kind = 2)
+    and not exists (select 1 from flow_outbox as c where c.flow = f.id and c.kind = 2)
 limit :limit
 
 -- name: trimmed_edges
@@ -192,7 +192,7 @@ limit :limit
 delete from edge where flow in (?)
 
 -- name: trimmed_outbox
-delete from outbox where flow in (?)
+delete from flow_outbox where flow in (?)
 
 -- name: trimmed_flows
 delete from flow where id in (?)

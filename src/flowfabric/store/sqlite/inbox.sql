@@ -2,7 +2,7 @@
 
 -- name: database_identity
 -- The file behind a connection of the application, and whether it has an inbox table.
-select d.file, (select count(*) from sqlite_master m where m.type = 'table' and m.name = 'inbox')
+select d.file, (select count(*) from sqlite_master m where m.type = 'table' and m.name = 'submission_inbox')
 from pragma_database_list d where d.name = 'main'
 
 -- name: arrived_key
@@ -17,21 +17,21 @@ select d.id, coalesce(r.lane, a.lane)
 from dedup d
 left join execution e on e.id = d.id
 left join route r on r.number = e.route
-left join inbox a on a.id = d.id
+left join submission_inbox a on a.id = d.id
 where d.namespace = :namespace and d.key = :key
 
 -- name: arrived
-insert into inbox (id, at, kind, namespace, lane, options, payload)
+insert into submission_inbox (id, at, kind, namespace, lane, options, payload)
 values (:id, :at, :kind, :namespace, :lane, :options, :payload)
 
 -- name: inbox_among
-select id, at, kind, namespace, lane, options, payload from inbox where id in (?)
+select id, at, kind, namespace, lane, options, payload from submission_inbox where id in (?)
 
 -- name: known_inbox
-select id from inbox where id in (?)
+select id from submission_inbox where id in (?)
 
 -- name: admitted_inbox
-delete from inbox where id in (?)
+delete from submission_inbox where id in (?)
 
 -- name: completed_here
 -- Runs on the application's connection, as do the next five: only while the fence stands.
@@ -57,9 +57,9 @@ delete from lease where id = :id
 delete from deadline where id = :id
 
 -- name: completed_outbox
-insert into outbox (flow, id, number, kind, outcome, spared)
+insert into flow_outbox (flow, id, number, kind, outcome, spared)
 select :flow, id, version, 1, 0, 0 from done where id = :id
 
 -- name: completed_awaited
-insert into outbox (flow, id, number, kind, outcome, spared)
+insert into flow_outbox (flow, id, number, kind, outcome, spared)
 select :run, id, version, 8, 0, 0 from done where id = :id

@@ -22,7 +22,7 @@ with leases (end_at) as materialized (
     where :leases and :has_duty
 )
 select
-    exists (select 1 from inbox),
+    exists (select 1 from submission_inbox),
     :ready and exists (select 1 from ready where held_until <= :now),
     exists (select 1 from parked where gate = 2 and queue is not null),
     :has_duty and (
@@ -31,7 +31,7 @@ select
         or coalesce(leases.end_at <= :now, 0)
         or exists (select 1 from schedule where next_at <= :now)
         or exists (select 1 from budget where next_reset_at <= :now)
-        or exists (select 1 from outbox)
+        or exists (select 1 from flow_outbox)
         or exists (select 1 from reservation)
         or exists (select 1 from presence where expires_at = :forever)
     ),

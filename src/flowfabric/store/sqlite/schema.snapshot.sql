@@ -162,7 +162,7 @@ CREATE TABLE meta (
     value blob not null
 ) strict, without rowid;
 
-CREATE TABLE "inbox" (
+CREATE TABLE "submission_inbox" (
     id blob primary key check (length(id) = 16),
     at integer not null,
     kind text not null check (length(kind) between 1 and 256),
@@ -265,7 +265,7 @@ CREATE INDEX edge_unsettled on edge (flow, upstream, id) where outcome is null;
 
 CREATE INDEX edge_downstream on edge (flow, downstream, id);
 
-CREATE TABLE "outbox" (
+CREATE TABLE "flow_outbox" (
     flow blob not null,
     id blob not null,
     number integer not null,
@@ -512,4 +512,4 @@ CREATE TABLE progress (
     primary key (id, attempt)
 ) strict, without rowid;
 
-CREATE INDEX inbox_order on inbox (at, id);
+CREATE INDEX submission_inbox_order on submission_inbox (at, id);

@@ -14,7 +14,7 @@ select id, route, flow from execution where id in (?)
 select d.id, e.route, e.flow, a.lane
 from dedup d
 left join execution e on e.id = d.id
-left join inbox a on a.id = d.id
+left join submission_inbox a on a.id = d.id
 where d.namespace = :namespace and d.key = :key and d.until > :now
     and coalesce(e.id, a.id) is not null
 

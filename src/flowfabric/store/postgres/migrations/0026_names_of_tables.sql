@@ -1,17 +1,21 @@
 -- Tables have the names that the code uses.
-alter table {schema}.chore rename to outbox;
-alter table {schema}.outbox rename constraint chore_pkey to outbox_pkey;
+alter table {schema}.chore rename to flow_outbox;
+alter table {schema}.flow_outbox rename constraint chore_pkey to flow_outbox_pkey;
 
 alter table {schema}.mark rename to dedup_record;
 alter table {schema}.dedup_record rename column mark to key;
 alter table {schema}.dedup_record rename constraint mark_pkey to dedup_record_pkey;
 
-alter table {schema}.arrival rename to inbox;
-alter table {schema}.inbox rename constraint arrival_pkey to inbox_pkey;
-alter table {schema}.inbox rename constraint arrival_kind_check to inbox_kind_check;
-alter table {schema}.inbox rename constraint arrival_lane_check to inbox_lane_check;
-alter table {schema}.inbox rename constraint arrival_namespace_check to inbox_namespace_check;
-alter index {schema}.arrival_order rename to inbox_order;
+alter table {schema}.arrival rename to submission_inbox;
+alter table {schema}.submission_inbox
+    rename constraint arrival_pkey to submission_inbox_pkey;
+alter table {schema}.submission_inbox
+    rename constraint arrival_kind_check to submission_inbox_kind_check;
+alter table {schema}.submission_inbox
+    rename constraint arrival_lane_check to submission_inbox_lane_check;
+alter table {schema}.submission_inbox
+    rename constraint arrival_namespace_check to submission_inbox_namespace_check;
+alter index {schema}.arrival_order rename to submission_inbox_order;
 
 -- Renamed and not created: roles of applications keep their right to call it.
 alter function {schema}.arrive(
@@ -38,12 +42,12 @@ begin
                 select holder, coalesce(
                     (select r.lane from {schema}.execution e
                      join {schema}.route r on r.number = e.route where e.id = holder),
-                    (select a.lane from {schema}.inbox a where a.id = holder),
+                    (select a.lane from {schema}.submission_inbox a where a.id = holder),
                     new_lane);
             return;
         end if;
     end if;
-    insert into {schema}.inbox (id, at, kind, namespace, lane, options, payload)
+    insert into {schema}.submission_inbox (id, at, kind, namespace, lane, options, payload)
     values (new_id, new_at, new_kind, new_namespace, new_lane, new_options, new_payload);
     perform pg_notify('{schema}_wake', '');
     return query select new_id, new_lane;
