@@ -178,12 +178,13 @@ class Worker:
         self._freed.set()
 
     async def hand_back(self) -> None:
-        """Stops the worker and its handlers at once. Returns when the store has their runs back:
-        it may be closed then."""
+        """Stops the worker and its handlers at once. Returns when the store has their runs back
+        and the lifespan has ended: the store may be closed then."""
         self.stop()
         if self._handed_back is not None:
             self._stop_now.set()
             await self._handed_back.wait()
+            await self.hooks.lifespan.stop()
 
     def handle_signals(self) -> None:
         """Makes SIGTERM and SIGINT call `stop`. The process ends within the time of the drain and a
@@ -235,6 +236,11 @@ class Worker:
     def stopping(self) -> bool:
         """Whether `stop` was called: the worker claims nothing more."""
         return self._stopping.is_set()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the worker has begun and still has runs, or may claim some."""
+        return self._handed_back is not None and not self._handed_back.is_set()
 
     @property
     def cancelled(self) -> bool:
