@@ -227,6 +227,22 @@ async def test_it_ends_whole_when_the_block_of_its_fabric_does(store_url: str, l
     await asyncio.wait_for(running, 60)
 
 
+async def test_a_start_up_is_undone_before_its_fabric_is_closed(store_url: str, log: Log) -> None:
+    async def lifespan(given: Fabric) -> AsyncIterator[None]:
+        try:
+            log.note("starting")
+            await asyncio.sleep(60)
+            yield
+        finally:
+            log.note(await given.lanes.list())
+
+    async with Fabric(store_url, lifespan=lifespan) as fabric:
+        running = asyncio.create_task((await fabric.worker()).run())
+        await until(lambda: log)
+    assert log == ["starting", []]
+    await asyncio.wait_for(running, 60)
+
+
 async def test_it_may_close_its_fabric(store_url: str, log: Log) -> None:
     async def lifespan(given: Fabric) -> AsyncIterator[None]:
         yield

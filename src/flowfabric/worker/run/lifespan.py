@@ -49,14 +49,15 @@ class Lifespan:
             return
         entered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._leaving.clear()
-        self._task = asyncio.create_task(self._live(entered), name="flowfabric-lifespan")
+        task = asyncio.create_task(self._live(entered), name="flowfabric-lifespan")
+        self._task = task
         try:
-            await asyncio.wait([entered, self._task], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([entered, task], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             await self.stop(at_once=True)
             raise
         if not entered.done():
-            task, self._task = self._task, None
+            self._task = None
             error = None if task.cancelled() else task.exception()
             raise StartupFailed(
                 "the lifespan failed before it yielded, so the worker did not start: "
