@@ -117,10 +117,6 @@ class Fabric:
     and budgets of `LimitsApi`. A method with `_sync` does the same for code without an event loop.
     """
 
-    _workers: WeakSet[Worker]
-    _blocks: int
-    """Of the event loop in use: the workers made there, and how many `async with` are open."""
-
     def __init__(
         self,
         url: str | None = None,
@@ -139,7 +135,7 @@ class Fabric:
         self._opening: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._portal: _Portal | None = None
-        self._starting = threading.Lock()
+        self._users, self._starting = _Users(), threading.Lock()
         client = self._client = Client(
             self.engine, self.block_on, TransactionalClient(clock or SystemClock(), self._identity)
         )
@@ -377,7 +373,7 @@ class Fabric:
                 )
             tasks, chosen = {**tasks, KIND: webhook_task(self._client)}, with_webhooks(chosen)
         worker = Worker(engine, tasks, chosen, self._heartbeat_leases, self._hooks)
-        self._workers.add(worker)
+        self._users.workers.add(worker)
         return worker
 
     async def run_worker(self, options: WorkerSettings | None = None) -> None:
@@ -397,7 +393,7 @@ class Fabric:
             raise Invalid("this Fabric is in use in another event loop; create one Fabric per loop")
         if self._loop is not loop or self._opening is None:
             self._loop, self._opening, self._engine = loop, asyncio.Lock(), None
-            self._workers, self._blocks = WeakSet(), 0
+            self._users = _Users()
         async with self._opening:
             if self._engine is None:
                 self._engine = await self._open()
@@ -429,29 +425,28 @@ class Fabric:
         if self._lender is not None:
             return  # the lender closes it
         if self._loop is asyncio.get_running_loop():
-            await asyncio.gather(*(worker.hand_back() for worker in self._workers))
-        engine, self._engine, self._loop, self._blocks = self._engine, None, None, 0
+            await asyncio.gather(*(worker.hand_back() for worker in self._users.workers))
+        engine, self._engine, self._loop, self._users = self._engine, None, None, _Users()
         if engine is not None:
             await engine.close()
 
     @contextmanager
     def _lend(self, lender: Callable[[], Awaitable[Engine]]) -> Iterator[None]:
         """Uses the engine of `lender` inside the block, whatever the URL says; for tests."""
-        kept = self._engine, self._loop, self._opening, self._lender
+        kept = self._engine, self._loop, self._opening, self._lender, self._users
         self._engine, self._loop, self._opening, self._lender = None, None, None, lender
         try:
             yield
         finally:
-            self._engine, self._loop, self._opening, self._lender = kept
+            self._engine, self._loop, self._opening, self._lender, self._users = kept
 
     async def __aenter__(self) -> "Fabric":
         await self.engine()
-        self._blocks += 1
+        self._users.enter()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self._blocks -= 1
-        if self._blocks <= 0:  # a block inside another one closes nothing
+        if self._users.leave():
             await self.close()
 
     # -- without an event loop
@@ -523,6 +518,26 @@ def _with_secret(options: EngineOptions | None) -> EngineOptions:
     if secret is None or chosen.waitpoint_secret is not None:
         return chosen
     return replace(chosen, waitpoint_secret=secret)
+
+
+class _Users:
+    """Of the event loop in use: the workers made there, and the blocks that are open."""
+
+    def __init__(self) -> None:
+        self.workers = WeakSet[Worker]()
+        self._blocks = 0
+        self._began_under_worker = False
+
+    def enter(self) -> None:
+        if not self._blocks:
+            self._began_under_worker = any(worker.is_running for worker in self.workers)
+        self._blocks += 1
+
+    def leave(self) -> bool:
+        """Whether the end of this block closes the fabric: not that of a block inside another one,
+        or in a handler."""
+        self._blocks -= 1
+        return self._blocks <= 0 and not self._began_under_worker
 
 
 class _Portal:

@@ -208,6 +208,56 @@ async def test_runs_are_handed_back_before_it_ends(
     assert log[-2:] == ["handed_back", "down"]
 
 
+async def test_it_ends_whole_when_the_block_of_its_fabric_does(store_url: str, log: Log) -> None:
+    """As after Ctrl-C: the shutdown is not cut short, and it can still use the fabric."""
+
+    async def lifespan(given: Fabric) -> AsyncIterator[None]:
+        yield
+        log.note("leaving")
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert await given.lanes.list() == []
+        log.note("left")
+
+    async with Fabric(store_url, lifespan=lifespan) as fabric:
+        worker = await fabric.worker()
+        running = asyncio.create_task(worker.run())
+        await until(lambda: worker.is_running)
+    assert log == ["leaving", "left"]
+    await asyncio.wait_for(running, 60)
+
+
+async def test_a_start_up_is_undone_before_its_fabric_is_closed(store_url: str, log: Log) -> None:
+    async def lifespan(given: Fabric) -> AsyncIterator[None]:
+        try:
+            log.note("starting")
+            await asyncio.sleep(60)
+            yield
+        finally:
+            log.note(await given.lanes.list())
+
+    async with Fabric(store_url, lifespan=lifespan) as fabric:
+        running = asyncio.create_task((await fabric.worker()).run())
+        await until(lambda: log)
+    assert log == ["starting", []]
+    await asyncio.wait_for(running, 60)
+
+
+async def test_it_may_close_its_fabric(store_url: str, log: Log) -> None:
+    async def lifespan(given: Fabric) -> AsyncIterator[None]:
+        yield
+        await given.close()
+        log.note("closed")
+
+    fabric = Fabric(store_url, lifespan=lifespan)
+    worker = await fabric.worker()
+    running = asyncio.create_task(worker.run())
+    await until(lambda: worker.is_running)
+    worker.stop()
+    await asyncio.wait_for(running, 60)
+    assert log == ["closed"]
+
+
 async def test_a_harness_has_one_lifespan_through_all_crashes(log: Log) -> None:
     fabric = Fabric("sqlite://:memory:")
 

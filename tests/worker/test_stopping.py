@@ -23,6 +23,7 @@ from flowfabric import (
     SyncContext,
     Unavailable,
     WorkerOptions,
+    testing,
 )
 from tests.worker import handlers
 from tests.worker.bench import Bench, Log, Wire, until
@@ -390,11 +391,34 @@ async def test_a_handler_that_closes_its_fabric_stops_its_worker(fabric: Fabric)
 async def test_a_block_inside_another_one_closes_nothing() -> None:
     async with Fabric("sqlite://:memory:") as fabric:
         engine = await fabric.engine()
-        async with fabric:
+        async with fabric, testing.harness(fabric):
             await fabric.lanes.list()
         assert await fabric.engine() is engine
     with pytest.raises(Unavailable):
         await engine.ping()
+
+
+async def test_a_block_in_a_handler_closes_nothing(store_url: str) -> None:
+    """Nor does it where the program has no block of its own: `asyncio.run(fabric.run_worker())`."""
+    fabric = Fabric(store_url)
+
+    @fabric.task()
+    async def job() -> int:
+        async with fabric:
+            return len(await fabric.lanes.list())
+
+    worker, running = await start(fabric)
+    try:
+        assert await (await job.submit()).result(10) == 1
+        assert worker.is_running
+        worker.stop()
+        await asyncio.wait_for(running, 60)
+        async with fabric:
+            engine = await fabric.engine()
+        with pytest.raises(Unavailable):
+            await engine.ping()
+    finally:
+        await fabric.close()
 
 
 async def test_a_worker_stopped_before_it_runs_does_nothing(bench: Bench) -> None:

@@ -479,7 +479,7 @@ def waiting_at(*keys: str) -> Life:
             "lease revoked: tired",
         ),
         (Lost(False, Next(Start.RECLAIM, 1)), EMPTY_LIFE, "lease expired, awaiting reclaim"),
-        (SUSPENDED, waiting_at("a", "b"), "waits at a, b"),
+        (SUSPENDED, waiting_at("a", "b", "a"), "waits at a, b"),
         (SUSPENDED, waiting_at(*"abcdef"), "waits at a, b, c, d, e and 1 more"),
         (SUSPENDED, waiting_at(), None),
         (Ready(Next(Start.INITIAL, 0)), EMPTY_LIFE, None),

@@ -274,7 +274,8 @@ def test_whether_all_waitpoints_are_needed_is_said(condition: Condition, last: s
 
 def test_what_ends_each_wait_is_summarised() -> None:
     both, one = arm(write_condition(all_waitpoints("a", "b"))), arm(write_condition(Single("c")))
-    summary = summarise_wait(suspended_for(both, one))
+    nothing = arm(write_condition(AllTrue((OperatorOnly(),))))
+    summary = summarise_wait(suspended_for(nothing, both, one))
     assert summary is not None
     assert summary.text == "signal a and signal b or signal c"
 

@@ -276,7 +276,8 @@ def blocking_detail(snapshot: Snapshot) -> str | None:
         case Lost():
             return "lease expired, awaiting reclaim"
         case Suspended():
-            return _waits_at([] if life.waits is None else [each.key for each in life.waits.active])
+            active = () if life.waits is None else life.waits.active
+            return _waits_at(list(dict.fromkeys([each.key for each in active])))
         case _:
             return None
 

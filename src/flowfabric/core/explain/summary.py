@@ -94,4 +94,4 @@ def _arm(arm: Arm, reason: str) -> list[str]:
                 f"{noun} {key}" if (flow := flow_at(key)) is None else f"flow {flow}"
                 for key in keys_of(condition)
             ]
-            return [listed(found)] if needs_all(condition) else found
+            return [listed(found)] if found and needs_all(condition) else found

@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from flowfabric.core.base.errors import Invalid
@@ -15,6 +16,9 @@ from flowfabric.worker.run.failure import text_of
 log = logging.getLogger("flowfabric.worker")
 
 LifespanFactory = Callable[[], AbstractAsyncContextManager[Any]]
+
+_current: ContextVar["Lifespan | None"] = ContextVar("flowfabric_lifespan", default=None)
+"""The lifespan that the code which asks is a part of."""
 
 
 def check_lifespan(function: object) -> Callable[[Any], AbstractAsyncContextManager[Any]]:
@@ -45,14 +49,15 @@ class Lifespan:
             return
         entered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._leaving.clear()
-        self._task = asyncio.create_task(self._live(entered), name="flowfabric-lifespan")
+        task = asyncio.create_task(self._live(entered), name="flowfabric-lifespan")
+        self._task = task
         try:
-            await asyncio.wait([entered, self._task], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([entered, task], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             await self.stop(at_once=True)
             raise
         if not entered.done():
-            task, self._task = self._task, None
+            self._task = None
             error = None if task.cancelled() else task.exception()
             raise StartupFailed(
                 "the lifespan failed before it yielded, so the worker did not start: "
@@ -60,19 +65,24 @@ class Lifespan:
             ) from error
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """Runs the part after the `yield`. An error there is logged: every run has ended by then.
-        With `at_once`, a start-up that is under way is cancelled."""
-        task, self._task = self._task, None
-        if task is None:
+        """Runs the part after the `yield`, once however many callers wait for it. An error there is
+        logged: every run has ended by then. With `at_once`, a start-up that is under way is
+        cancelled."""
+        task = self._task
+        if task is None or _current.get() is self:  # which cannot wait for itself
             return
         self._leaving.set()
         if at_once:
             task.cancel()
         await asyncio.wait([task])
+        if self._task is not task:
+            return  # another caller was first
+        self._task = None
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("the lifespan failed while the worker shut down", exc_info=error)
 
     async def _live(self, entered: "asyncio.Future[None]") -> None:
+        _current.set(self)
         manager = self._factory() if self._factory is not None else None
         if not isinstance(manager, AbstractAsyncContextManager):
             raise Invalid(

@@ -178,12 +178,13 @@ class Worker:
         self._freed.set()
 
     async def hand_back(self) -> None:
-        """Stops the worker and its handlers at once. Returns when the store has their runs back:
-        it may be closed then."""
+        """Stops the worker and its handlers at once. Returns when the store has their runs back
+        and the lifespan has ended: the store may be closed then."""
         self.stop()
         if self._handed_back is not None:
             self._stop_now.set()
             await self._handed_back.wait()
+        await self.hooks.lifespan.stop()  # one that is starting is cancelled by `run`
 
     def handle_signals(self) -> None:
         """Makes SIGTERM and SIGINT call `stop`. The process ends within the time of the drain and a
@@ -237,6 +238,11 @@ class Worker:
         return self._stopping.is_set()
 
     @property
+    def is_running(self) -> bool:
+        """Whether the worker has begun and still has runs, or may claim some."""
+        return self._handed_back is not None and not self._handed_back.is_set()
+
+    @property
     def cancelled(self) -> bool:
         """Whether `run` was cancelled, perhaps together with everything else in the loop."""
         return self._task is not None and self._task.cancelling() > 0
@@ -288,7 +294,7 @@ class Worker:
         if not self._starting:
             executor.loop.call_soon(self._start, executor)
         # Its task has the context of this call, however many are started together.
-        self._starting.append((active, self._work(active, executor), copy_context()))
+        self._starting.append((active, _work(active, executor, self._ward), copy_context()))
         if self._stopping.is_set():
             active.stop(DRAIN)
 
@@ -299,11 +305,6 @@ class Worker:
         for active, work, context in starting:
             active.job = job = executor.loop.create_task(work, context=context)
             job.add_done_callback(partial(self._done, active, executor))
-
-    def _work(self, active: ActiveRun, executor: Executor) -> Coroutine[None, None, None]:
-        if not is_suspect(active.claim) or self._ward.closed:
-            return executor.run(active)
-        return self._ward.run(self._ward.admit(active), executor)
 
     def _supersede(self, active: ActiveRun) -> None:
         """A new claim of a run proves that its old lease is gone, before the heartbeat notices."""
@@ -452,6 +453,14 @@ def _tell(running: Mapping[Key, ActiveRun], key: Key, notice: CancelNotice) -> N
     """A run is being cancelled: its handler may clean up."""
     if (active := running.get(key)) is not None:
         active.tell(notice)
+
+
+def _work(
+    active: ActiveRun, executor: Executor, ward: ProbationWard
+) -> Coroutine[None, None, None]:
+    if not is_suspect(active.claim) or ward.closed:
+        return executor.run(active)
+    return ward.run(ward.admit(active), executor)
 
 
 def _check_main_is_guarded() -> None:
