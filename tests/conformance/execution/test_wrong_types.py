@@ -45,8 +45,8 @@ pytestmark = [pytest.mark.rules, pytest.mark.long]
 NOT_OPERATIONS = {
     # What stands behind operations.
     "inbox.admit", "inbox.admitted", "inbox.load", "inbox.find", "inbox.drain",
-    "executions.put", "executions.put_all", "flow_views.inputs", "workers.held",
-    "flow_views.skipped",
+    "executions.put", "executions.put_all", "executions.put_new", "flow_views.inputs",
+    "workers.held", "flow_views.skipped",
     "executions.drain", "claims.drain", "attempts.drain", "flows.drain", "flow_views.close",
     "workers.finish", "workers.sweep", "streams.close", "streams.drain", "streams.expire",
     "sweep.committed", "sweep.once", "sweep.start", "sweep.stop", "sweep.trim",
