@@ -11,6 +11,7 @@ from flowfabric.core.execution import operator
 from flowfabric.core.limit.lane import Lane
 from flowfabric.store.postgres import dialer, open_postgres, wires
 from flowfabric.store.postgres import link as links
+from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.wires import SIZE, Wires
 from flowfabric.store.rows.record import LANES
 from tests.kit.proxy import Proxy, proxied
@@ -286,6 +287,24 @@ async def test_a_transaction_of_a_frozen_process_is_ended_by_the_server(
         assert await other.store.apply([cancel]) == set(uuids([submitted]))
         applying.cancel()
         await asyncio.wait([applying])
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, ValueError])
+async def test_what_follows_an_interrupted_transaction_is_committed(
+    bench: Bench, error: type[BaseException]
+) -> None:
+    """A caller that is cancelled between its BEGIN and the answer to it leaves a transaction open:
+    what others wrote in it was answered, and gone with the connection."""
+
+    async def interrupted(connection: Connection, repeated: bool) -> None:
+        await connection.execute("begin")
+        raise error
+
+    with pytest.raises(error):
+        await bench.store.session.submit.run(interrupted)
+    submitted = await bench.submit()
+    raw = await bench.raw()
+    assert await raw.fetchval("select id from flowfabric.execution") == submitted.execution.uuid
 
 
 async def test_a_cancelled_caller_leaves_the_connection_to_the_next() -> None:

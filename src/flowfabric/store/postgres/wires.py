@@ -52,10 +52,17 @@ class Wire:
         self.settings: Mapping[str, str] = FREE
         self.served: Served | None = None
         self.lent = False
+        self.interrupted = False
+        """Whether its last work may have left a transaction open: the next work would be done in
+        it, be answered, and never be committed."""
 
     @property
     def stands(self) -> bool:
         return self.connection is not None and not self.connection.is_closed()
+
+    @property
+    def in_transaction(self) -> bool:
+        return self.connection is not None and self.stands and self.connection.is_in_transaction()
 
 
 class _Waiter(Struct, eq=False):
@@ -107,7 +114,11 @@ class Wires:
                 return await work(connection)
             finally:
                 timer.cancel()
+        except asyncio.CancelledError:
+            wire.interrupted = True  # perhaps between its BEGIN and the answer to it
+            raise
         except Exception as error:
+            wire.interrupted = wire.in_transaction
             # Whatever happened, a connection that is closed says what to do: dial another one.
             if not wire.stands and not isinstance(error, Broken | Refused | FlowFabricError):
                 raise Broken from error
@@ -210,26 +221,36 @@ class Wires:
         connection = wire.connection
         if connection is None:
             connection = await self._dialled(wire, settings)
-        if (wire.settings is settings or self.dialer.pooled) and not self._left:
+        settled = wire.settings is settings or self.dialer.pooled
+        if settled and not self._left and not wire.interrupted:
             return connection
         try:
             with self._limited(connection, GREETING_SECONDS):
-                if wire.settings is not settings and not self.dialer.pooled:
-                    await connection.execute(turn_into(settings))
-                    wire.settings = settings
-                if self._left:
-                    await self._bury(connection)
+                await self._tidy_up(wire, connection, settings)
         except Exception as error:
             connection.terminate()
             raise Broken from error
         return connection
+
+    async def _tidy_up(
+        self, wire: Wire, connection: Connection, settings: Mapping[str, str]
+    ) -> None:
+        """Ends what the work before has left on the connection, and on others that broke."""
+        if wire.interrupted:
+            await connection.execute("rollback")
+            wire.interrupted = False
+        if wire.settings is not settings and not self.dialer.pooled:
+            await connection.execute(turn_into(settings))
+            wire.settings = settings
+        if self._left:
+            await self._bury(connection)
 
     async def _dialled(self, wire: Wire, settings: Mapping[str, str]) -> Connection:
         try:
             connection = await self.dialer.dial(settings)
         except Exception as error:
             self._failed(error)
-        wire.connection, wire.settings = connection, settings
+        wire.connection, wire.settings, wire.interrupted = connection, settings, False
         try:
             await self._introduce(wire, connection)
         except Exception as error:
