@@ -123,7 +123,7 @@ class Executions(Service):
         repeats = {
             place: first
             for place, creation in enumerate(creations)
-            if not _has_limits(self._context, creation)
+            if not _limits_exist(self._context, creation)
             and (first := await _repeat_of(self._context, creation)) is not None
         }
         answers: list[Submitted | Duplicate] = []
@@ -169,7 +169,7 @@ class Executions(Service):
     async def put_new(self, creation: Creation) -> Submitted | Duplicate:
         """Writes a submission whose limits exist; a repeat gets the first answer although one of
         them is gone by now."""
-        if not _has_limits(self._context, creation):
+        if not _limits_exist(self._context, creation):
             first = await _repeat_of(self._context, creation)
             if first is not None:
                 return first
@@ -361,8 +361,8 @@ def _is_named(id: ExecutionId, submission: Submission) -> bool:
     return submission.id is None or ExecutionId(submission.id).names(id)
 
 
-def _has_limits(context: EngineContext, creation: Creation) -> bool:
-    """Whether all limits of a submission are known to exist."""
+def _limits_exist(context: EngineContext, creation: Creation) -> bool:
+    """Whether that is known of all limits of a submission, without asking the store."""
     policy = creation.snapshot.execution.policy
     return policy is None or context.known_limits.known(policy)
 

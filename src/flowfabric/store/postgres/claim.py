@@ -96,13 +96,13 @@ async def _claim(
     book = session.book
     asked = [call for call in calls if repeated or call.repeated]
     taken = await _taken_before(session, connection, asked, now) if asked else []
-    left, locked = MAX_ROUNDS, 0
+    left, behind = MAX_ROUNDS, 0
     while left and (open := _with_room(calls, taken)):
         left -= 1
         # Work of a route that was just added may be better than all that is known; only the
         # last round takes what it can.
         known = book.newest_route if left else MAX_NUMBER
-        reply = await _take(session, connection, open, now, known, locked)
+        reply = await _take(session, connection, open, now, known, behind)
         if reply.held:
             return taken + await _claim_each(session, connection, open, now)
         found, damaged = await _read(session, connection, open, now, reply.rows)
@@ -115,7 +115,7 @@ async def _claim(
             return taken
         else:
             # Farther each time: a call for one run gets past hundreds that another call takes.
-            locked = reply.locked * (MAX_ROUNDS - left)
+            behind = reply.locked * (MAX_ROUNDS - left)
     if _with_room(calls, taken):
         _look_again_soon(session)
     return taken
@@ -188,14 +188,14 @@ async def _take(
     calls: Sequence[ClaimCall],
     now: Millis,
     known: int,
-    locked: int,
+    behind: int,
 ) -> _Reply:
-    """Looks behind the candidates that others had `locked` a moment ago: two workers that claim
-    hundreds at a time would otherwise find the same rows again and again."""
+    """Looks at so many more candidates, `behind` those that others had locked a moment ago: two
+    workers that claim hundreds at a time would otherwise find the same rows again and again."""
     call, limits, ttls = calls[0], [each.limit for each in calls], [each.ttl for each in calls]
     room = sum(limits)
     workers = list({each.worker.id: None for each in calls})
-    candidates = room + room // 2 + 16 + locked
+    candidates = room + room // 2 + 16 + behind
     numbers = session.book.names.worker_numbers
     routes = await _routes(session, connection, call, now, workers, candidates)
     values = (
