@@ -25,8 +25,8 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.step import Step
 from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.store.hints import Topic, Topics
-from flowfabric.store.postgres.claim import LOOK_AGAIN
 from flowfabric.store.postgres.dialer import Connection
+from flowfabric.store.postgres.second_look import FIRST, LAST, SecondLook
 from flowfabric.store.queries import NEWEST, EventQuery, SideWrite
 from flowfabric.store.rows.record import LANES
 from tests.store.postgres_bench import (
@@ -327,30 +327,39 @@ async def test_callers_look_again_where_a_claim_left_rows_to_others(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No hint tells that there are more, and the next poll is a second away. Claims that end
-    meanwhile share the next look."""
+    meanwhile share the next look. Looks become rare while claims take nothing."""
     await bench.submit_many(500)
     rival, woken, looks = await bench.raw(), list[Topics](), list[Callable[[], object]]()
-    loop = asyncio.get_running_loop()
+    loop, delays, expected = asyncio.get_running_loop(), list[float](), list[float]()
     call_later = loop.call_later
 
     def hold(delay: float, callback: Any, *args: Any, **more: Any) -> asyncio.TimerHandle:
         timer = call_later(delay, callback, *args, **more)
-        if delay == LOOK_AGAIN:
+        if getattr(callback, "__func__", None) is SecondLook._look:
             timer.cancel()
+            delays.append(delay)
             looks.append(partial(callback, *args))
         return timer
 
-    async with rival.transaction():
-        await lock_first(rival, 500)
-        with monkeypatch.context() as patch:
-            patch.setattr(bench.store.hints, "wake", woken.append)
-            patch.setattr(loop, "call_later", hold)
-            for number in (1, 2):
-                assert await bench.claim() == await bench.claim(2) == []
-                (look,) = looks
-                looks.clear()
-                look()
-                assert woken == [Topic.WORK] * number
+    async def claim_nothing() -> None:
+        async with rival.transaction():
+            await lock_first(rival, 500)
+            assert await bench.claim() == await bench.claim(2) == []
+            (look,) = looks
+            looks.clear()
+            look()
+            assert woken == [Topic.WORK] * len(delays)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.store.hints, "wake", woken.append)
+        patch.setattr(loop, "call_later", hold)
+        for number in range(8):
+            await claim_nothing()
+            expected.append(min(LAST, FIRST * 2**number))
+        assert delays == expected
+        assert len(await bench.claim()) == 1
+        await claim_nothing()
+        assert delays[-1] == FIRST
 
 
 async def test_a_repeated_call_returns_what_it_took_and_fills_up(bench: Bench) -> None:

@@ -30,10 +30,6 @@ MERGED_ROUTES = 64
 MAX_ROUNDS = 4
 MAX_NUMBER = 2**31 - 1
 """Above every route there can be."""
-LOOK_AGAIN = 0.02
-"""Seconds after which waiting callers look again, where a claim has left rows to other claims. No
-hint tells that there are more."""
-
 MAX_TRIES = 30
 """How often a lane with a concurrency is tried while others take from it."""
 MAX_REMEMBERED = 1000
@@ -68,6 +64,8 @@ async def claim_all(
 ) -> list[list[Taken]]:
     await session.book.need_workers([call.worker for call in calls])
     taken = await session.claim.run(partial(_claim, session, calls, now))
+    if taken:
+        session.learned.second_look.took()
     taken.sort(key=_order)
     if len(calls) == 1:
         return [taken]
@@ -117,21 +115,8 @@ async def _claim(
             # Farther each time: a call for one run gets past hundreds that another call takes.
             behind = reply.locked * (MAX_ROUNDS - left)
     if _with_room(calls, taken):
-        _look_again_soon(session)
+        session.learned.second_look.plan(partial(session.hints.wake, Topic.WORK))
     return taken
-
-
-def _look_again_soon(session: PostgresSession) -> None:
-    """Wakes waiting callers, once for all claims that have left rows to others meanwhile."""
-    learned = session.learned
-    if not learned.looks_again:
-        learned.looks_again = True
-        asyncio.get_running_loop().call_later(LOOK_AGAIN, _look_again, session)
-
-
-def _look_again(session: PostgresSession) -> None:
-    session.learned.looks_again = False
-    session.hints.wake(Topic.WORK)
 
 
 async def _taken_before(

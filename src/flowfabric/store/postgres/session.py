@@ -16,6 +16,7 @@ from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.postgres.link import Link
 from flowfabric.store.postgres.low_water import LowWaterMarks
 from flowfabric.store.postgres.names import NameBook
+from flowfabric.store.postgres.second_look import SecondLook
 from flowfabric.store.postgres.wake import Notices
 from flowfabric.store.postgres.wires import Wires
 from flowfabric.store.readable import readable
@@ -40,8 +41,8 @@ class Learned:
         """Lanes of claims that met a lane which drains or has a concurrency."""
         self.low_water = LowWaterMarks()
         """Below which ranks claims have nothing to look at, where that is worth knowing."""
-        self.looks_again = False
-        """Whether waiting callers are woken soon, because a claim has left rows to others."""
+        self.second_look = SecondLook()
+        """When waiting callers are woken, because a claim has left rows to others."""
         self.settled = 0
         """The number up to which every event can be read."""
         self.correction: tuple[bytes | None, float] = (None, float("-inf"))
