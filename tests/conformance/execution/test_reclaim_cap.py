@@ -171,6 +171,7 @@ async def test_the_cap_of_a_grant_also_holds_for_a_claim_of_its_worker(lab: Lab)
     await lab.engine.attempts.complete(claim)
 
 
+@pytest.mark.inside
 async def test_a_claim_that_is_cancelled_before_it_gives_up_leaves_it_to_the_next(lab: Lab) -> None:
     """§3.11: nothing was taken, so nothing is handed back; the revoked run stays revoked"""
     claim = await lab.running(policy={"max_reclaim_count": 0})
