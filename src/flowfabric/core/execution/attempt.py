@@ -235,7 +235,7 @@ def hand_back_unheard(
         case Active(lease=lease) if snapshot.head.flags & Flags.SPENT:
             entered = enter(snapshot, now, owner)
             put = entered if isinstance(entered, Change) else put_back(snapshot, lease)
-            return replace(put, outcome=None)
+            return Change(None, put.before, put.after, put.events, put.attempts)
         case _:
             return hand_back(snapshot, now, owner)
 

@@ -92,7 +92,8 @@ def give_up(snapshot: Snapshot | None, now: Millis, lease: Lease) -> "Change[Sna
                 return unchanged(snapshot)  # a repeat: this claim has taken it over
             if _is_granted(snapshot.life, current):
                 return _take_over(snapshot, now, current)
-            return replace(end_lost(snapshot, now, current.attempt - 1), outcome=None)
+            ended = end_lost(snapshot, now, current.attempt - 1)
+            return Change(None, ended.before, ended.after, ended.events)
         case _:
             return unchanged(None)
 

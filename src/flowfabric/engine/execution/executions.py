@@ -121,7 +121,7 @@ class Executions(Service):
         asked = list(submissions)
         pairs = zip(asked, chain(given, repeat(None)), strict=False)
         creations = deque(self._create(submission, id) for submission, id in pairs)
-        await self._check_partitions(creations, asked)
+        await _check_partitions(self._context, creations, asked)
         repeats = {
             place: first
             for place, creation in enumerate(creations)
@@ -323,21 +323,6 @@ class Executions(Service):
         checked = check_kind_of(submission, Submission, "submission")
         return create(checked, _new_id(self._context.ids, fresh, now), now)
 
-    async def _check_partitions(
-        self, creations: Iterable[Creation], submissions: Iterable[Submission]
-    ) -> None:
-        """Raises if the uuid of a given id is known in another partition, as `submit` does."""
-        named = {
-            creation.snapshot.execution.uuid: submission
-            for creation, submission in zip(creations, submissions, strict=True)
-            if creation.key is None and not creation.minted
-        }
-        uuids = list(named)
-        for start in range(0, len(uuids), _CHUNK):
-            known = await self._context.store.load(uuids[start : start + _CHUNK])
-            for uuid, snapshot in known.items():
-                _check_named(snapshot.execution.id, named[uuid])
-
     async def _flush_creations(self, creations: list[Creation]) -> list[Any]:
         written = await self._lines.submit(creations, self._now())
         pairs = list(zip(written.creations, written.existing, strict=True))
@@ -381,6 +366,22 @@ def _is_named(id: ExecutionId, submission: Submission) -> bool:
 def _check_named(id: ExecutionId, submission: Submission) -> None:
     if not _is_named(id, submission):
         raise InvalidId("wrong_partition", submission.id or "")
+
+
+async def _check_partitions(
+    context: EngineContext, creations: Iterable[Creation], submissions: Iterable[Submission]
+) -> None:
+    """Raises if the uuid of a given id is known in another partition, as `submit` does."""
+    named = {
+        creation.snapshot.execution.uuid: submission
+        for creation, submission in zip(creations, submissions, strict=True)
+        if creation.key is None and not creation.minted
+    }
+    uuids = list(named)
+    for start in range(0, len(uuids), _CHUNK):
+        known = await context.store.load(uuids[start : start + _CHUNK])
+        for uuid, snapshot in known.items():
+            _check_named(snapshot.execution.id, named[uuid])
 
 
 def _limits_exist(context: EngineContext, creation: Creation) -> bool:
