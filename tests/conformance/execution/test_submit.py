@@ -210,6 +210,9 @@ async def test_a_known_uuid_in_the_partition_of_another_lane_is_refused(lab: Lab
     with pytest.raises(InvalidId) as caught:
         await lab.engine.executions.submit_many([Submission(kind="job"), elsewhere])
     assert caught.value.reason == "wrong_partition"
+    pair = [Submission(kind="job", id=ExecutionId.solo(lane, OTHER), lane=lane) for lane in "ab"]
+    with pytest.raises(InvalidId):
+        await lab.engine.executions.submit_many(pair)
     assert await listed(lab) == [solo()]
     again = Submission(kind="job", id=solo())
     assert await lab.engine.executions.submit_many([again]) == [Duplicate(solo())]

@@ -371,12 +371,13 @@ def _check_named(id: ExecutionId, submission: Submission) -> None:
 async def _check_partitions(
     context: EngineContext, creations: Iterable[Creation], submissions: Iterable[Submission]
 ) -> None:
-    """Raises if the uuid of a given id is known in another partition, as `submit` does."""
-    named = {
-        creation.snapshot.execution.uuid: submission
-        for creation, submission in zip(creations, submissions, strict=True)
-        if creation.key is None and not creation.minted
-    }
+    """Raises if the uuid of a given id is known in another partition, as `submit` does, or is given
+    in two partitions."""
+    named: dict[UUID, Submission] = {}
+    for creation, submission in zip(creations, submissions, strict=True):
+        if creation.key is None and not creation.minted:
+            execution = creation.snapshot.execution
+            _check_named(execution.id, named.setdefault(execution.uuid, submission))
     uuids = list(named)
     for start in range(0, len(uuids), _CHUNK):
         known = await context.store.load(uuids[start : start + _CHUNK])
