@@ -269,13 +269,16 @@ class QuotaView:
         self.ended_in_hand, self.outcome, self.ended_at = in_hand, outcome, now
 
     def _move(self, stage: Stage, start: str | None = None, time_left: int | None = None) -> None:
+        keeps_grant = {self.stage, stage} == {Stage.WAITING, Stage.BLOCKED}
         self.stage = stage
         if stage is not Stage.RUNNING:
             self.kept_timer = None
         if start is not None:
             self.start, self.time_left = start, time_left
-        self.owner = self.worker = self.until = self.held_for = self.met = None
-        self.held_until, self.left_behind = 0, (None, 0)
+        self.owner = self.worker = self.until = self.met = None
+        if not keeps_grant:
+            self.held_for, self.held_until = None, 0
+        self.left_behind = (None, 0)
         self._leave_doors()
         self._moved()
 

@@ -7,16 +7,20 @@ import pytest
 
 from flowfabric.core.base.errors import (
     FlowFabricError,
+    GrantExists,
     Invalid,
     InvalidBlockingReason,
     NotActive,
     NotEligible,
     NotFound,
+    NotLeaseable,
 )
+from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.operator import Blocked, Unblocked
 from flowfabric.core.execution.status import PublicState
+from flowfabric.core.limit.quota import Quota
 from tests.kit import situations
-from tests.kit.lab import TTL, W1, Lab
+from tests.kit.lab import TTL, W1, W2, Lab
 from tests.kit.situations import ALL, ENDED, LIVING, load, missing_ids
 
 READY = {"waiting", "resumed", "retry_ready", "replay_ready"}
@@ -153,13 +157,53 @@ async def test_a_detail_must_be_storable_text(lab: Lab) -> None:
     assert (await lab.vector(id)).eligibility == "eligible_now"
 
 
-async def test_a_block_takes_a_grant_away(lab: Lab) -> None:
-    """A grant reserves what may run; what may not run is reserved for nobody"""
+async def test_a_grant_outlives_a_block(lab: Lab) -> None:
+    """§3.3, §3.26, INV-17: it is not redeemed while the run is blocked, nor ended by the block"""
     id = await lab.submit()
-    await lab.engine.grants.issue(id, "w2")
+    granted = await lab.engine.grants.issue(id, W2.id, ttl=Millis(1_000))
+    await block(lab, id)
+    with pytest.raises(NotLeaseable):
+        await lab.engine.grants.claim(id, W2)
+    lab.clock.advance(999)
+    await unblock(lab, id)
+    identity = await lab.engine.grants.identity(id)
+    assert identity is not None
+    assert (identity.worker, identity.expires_at) == (W2.id, granted.expires_at)
+    assert await lab.claim(W1) == []
+    with pytest.raises(GrantExists):
+        await lab.engine.grants.issue(id, W1.id)
+    assert (await lab.engine.grants.claim(id, W2)).id == id
+
+
+async def test_a_grant_that_expired_or_was_redeemed_does_not_come_back(lab: Lab) -> None:
+    """INV-17: at most once, only before its expiry"""
+    id = await lab.submit()
+    await lab.engine.grants.issue(id, W2.id, ttl=Millis(1_000))
+    await block(lab, id)
+    lab.clock.advance(1_000)
+    await unblock(lab, id)
+    assert await lab.engine.grants.identity(id) is None
+    await lab.engine.grants.issue(id, W2.id, ttl=TTL)
+    claim = await lab.engine.grants.claim(id, W2)
+    await lab.engine.attempts.delay(claim, lab.clock.now())
     await block(lab, id)
     await unblock(lab, id)
-    assert (await lab.claim_one(W1)).id == id
+    assert await lab.engine.grants.identity(id) is None
+    assert (await lab.claim_one(W1)).attempt == 0
+
+
+async def test_a_grant_outlives_a_wait_in_the_line_of_a_quota(lab: Lab) -> None:
+    """INV-17: the run gave its slot back with the block, and got it again"""
+    await lab.engine.quotas.define(Quota(name="q", concurrency=1))
+    id = await lab.submit(policy={"quotas": [{"quota": "q", "key": ""}]})
+    await lab.engine.settle()
+    await lab.engine.grants.issue(id, W2.id)
+    await block(lab, id)
+    await unblock(lab, id)
+    await lab.engine.settle()
+    with pytest.raises(GrantExists):
+        await lab.engine.grants.issue(id, W1.id)
+    assert (await lab.engine.grants.claim(id, W2)).id == id
 
 
 async def test_a_block_outlasts_time_and_a_second_block_is_refused(lab: Lab) -> None:

@@ -140,6 +140,16 @@ async def test_the_bound_holds_where_no_worker_comes(lab: Lab, name: str) -> Non
     assert await lab.claim(limit=10) == []
 
 
+async def test_a_cancel_destroys_the_grant_of_a_run_that_cleans_up(lab: Lab) -> None:
+    """§3.19: any worker may clean up at once"""
+    claim = await lab.running(policy=POLICY)
+    await lab.engine.attempts.delay(claim, lab.clock.now())
+    await lab.engine.grants.issue(claim.id, "w3")
+    await cancel(lab, claim.id)
+    assert await lab.engine.grants.identity(claim.id) is None
+    assert (await lab.claim_one(W2)).id == claim.id
+
+
 async def test_cancelling_again_changes_nothing_and_force_ends_it(lab: Lab) -> None:
     claim = await cleaning(lab)
     before = await load(lab, claim.id)

@@ -1,5 +1,6 @@
 """How often an execution may be lost and reclaimed."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -8,16 +9,18 @@ import pytest
 from flowfabric.core.base.errors import (
     LeaseExpired,
     NotActive,
+    StaleLease,
 )
 from flowfabric.core.base.ids import new_uuid7
+from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind, Family
 from flowfabric.core.execution.grant import Granted, GrantNotFound, ReclaimCapExceeded
 from flowfabric.core.execution.lease import MarkedExpired, Revoked
-from flowfabric.core.execution.model import Failure, Outcome, Start
+from flowfabric.core.execution.model import Failure, Outcome, Start, WorkerIdentity
 from flowfabric.core.execution.status import Ownership, PublicState
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.store.queries import ClaimCall
-from tests.kit.lab import TTL, W2, Lab
+from flowfabric.store.queries import ClaimCall, Taken
+from tests.kit.lab import TTL, W1, W2, Lab
 from tests.kit.leases import describe, kinds, lost, lost_after, reclaim
 
 # -- too often
@@ -140,6 +143,59 @@ async def test_the_cap_of_a_grant_comes_before_the_policy_s(lab: Lab, redeemed: 
     assert isinstance(claim, Claim)
     assert (await describe(lab, old.id)).reclaims == 2
     await lab.engine.attempts.complete(claim)
+
+
+@pytest.mark.parametrize("worker", [W1, W2], ids=["another", "its own"])
+async def test_the_cap_of_a_grant_expires_with_it(lab: Lab, worker: WorkerIdentity) -> None:
+    """§3.11, INV-11, INV-17: an expired grant is none, so the policy's cap decides again"""
+    old = await lost_after(lab, 1, policy={"max_reclaim_count": 1})
+    await lab.engine.grants.issue_reclaim(old.id, W2.id, max_reclaims=2, ttl=Millis(1_000))
+    assert await lab.claim(W1) == []
+    assert await lab.state(old.id) is PublicState.ACTIVE
+    lab.clock.advance(1_000)
+    assert await lab.claim(worker) == []
+    await assert_ended_over_the_cap(lab, old, reclaims=2)
+
+
+async def test_the_cap_of_a_grant_also_holds_for_a_claim_of_its_worker(lab: Lab) -> None:
+    """§3.0.2, §3.11, INV-2: a takeover as any other, with its event, epoch and attempt"""
+    old = await lost_after(lab, 1, policy={"max_reclaim_count": 1})
+    await lab.engine.grants.issue_reclaim(old.id, W2.id, max_reclaims=2)
+    claim = await lab.claim_one(W2)
+    assert (claim.epoch, claim.attempt, claim.lease.start) == (3, 2, Start.RECLAIM)
+    assert (await lab.events(old.id))[-1].kind is EventKind.RECLAIMED
+    assert (await lab.events(old.id))[-1].epoch == 3
+    with pytest.raises(StaleLease):
+        await lab.engine.attempts.complete(old)
+    await lab.engine.claims.renew(claim)
+    await lab.engine.attempts.complete(claim)
+
+
+@pytest.mark.inside
+async def test_a_claim_that_is_cancelled_before_it_gives_up_leaves_it_to_the_next(lab: Lab) -> None:
+    """§3.11: nothing was taken, so nothing is handed back; the revoked run stays revoked"""
+    claim = await lab.running(policy={"max_reclaim_count": 0})
+    await lab.engine.claims.revoke(claim.id, reason="maintenance")
+    before, events = await describe(lab, claim.id), await lab.events(claim.id)
+    waiting = asyncio.create_task(lab.claim(W2))
+    store, reached = lab.engine.store, asyncio.Event()
+    take = store.claim
+
+    async def then_cancel(call: ClaimCall, now: Millis) -> list[Taken]:
+        taken = await take(call, now)
+        waiting.cancel()
+        reached.set()
+        return taken
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "claim", then_cancel)
+        await reached.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    await lab.engine.claims.drain()
+    assert (await describe(lab, claim.id), await lab.events(claim.id)) == (before, events)
+    assert await lab.claim(W2) == []
+    await assert_ended_over_the_cap(lab, claim, reclaims=1, revokes=1)
 
 
 async def test_the_cap_of_a_grant_holds_for_one_takeover(lab: Lab) -> None:

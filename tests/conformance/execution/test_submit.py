@@ -201,6 +201,23 @@ async def test_the_right_uuid_in_another_partition_names_nothing(lab: Lab) -> No
     assert await lab.state(solo()) is PublicState.WAITING
 
 
+async def test_a_known_uuid_in_the_partition_of_another_lane_is_refused(lab: Lab) -> None:
+    """§1.1, §3.1: alone or among many; nothing of the call is written"""
+    await lab.submit(id=solo())
+    elsewhere = Submission(kind="job", id=ExecutionId.solo("mail", SOME), lane="mail")
+    with pytest.raises(InvalidId):
+        await lab.engine.executions.submit(elsewhere)
+    with pytest.raises(InvalidId) as caught:
+        await lab.engine.executions.submit_many([Submission(kind="job"), elsewhere])
+    assert caught.value.reason == "wrong_partition"
+    pair = [Submission(kind="job", id=ExecutionId.solo(lane, OTHER), lane=lane) for lane in "ab"]
+    with pytest.raises(InvalidId):
+        await lab.engine.executions.submit_many(pair)
+    assert await listed(lab) == [solo()]
+    again = Submission(kind="job", id=solo())
+    assert await lab.engine.executions.submit_many([again]) == [Duplicate(solo())]
+
+
 # -- the same key twice
 
 

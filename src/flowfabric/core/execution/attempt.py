@@ -45,6 +45,7 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.retry import Category, RetryPolicy, backoff_delay, may_retry
 from flowfabric.core.execution.status import PublicState, vector, vector_of
 from flowfabric.core.execution.step import Step
+from flowfabric.core.execution.takeover import put_back
 
 LONGEST_CLEANUP_PAUSE = Millis(1_000)
 """The longest pause before a clean-up that failed is tried again: its time is bounded."""
@@ -225,11 +226,18 @@ def hand_back_unheard(
     snapshot: Snapshot | None, now: Millis, owner: Owner
 ) -> "Change[Delayed] | Change[None]":
     """The same for a claim whose answer was lost. If its lease was renewed, a worker has got it
-    from a repeat of the claim (`lease.hold`), and keeps it."""
-    state = present(snapshot).state
-    if isinstance(state, Active) and state.lease.renewed_at is not None:
-        return unchanged(None)
-    return hand_back(snapshot, now, owner)
+    from a repeat of the claim (`lease.hold`), and keeps it. A spent execution, which the claim took
+    to give it up, is lost as before."""
+    snapshot = present(snapshot)
+    match snapshot.state:
+        case Active(lease=lease) if lease.renewed_at is not None:
+            return unchanged(None)
+        case Active(lease=lease) if snapshot.head.flags & Flags.SPENT:
+            entered = enter(snapshot, now, owner)
+            put = entered if isinstance(entered, Change) else put_back(snapshot, lease)
+            return Change(None, put.before, put.after, put.events, put.attempts)
+        case _:
+            return hand_back(snapshot, now, owner)
 
 
 def pause_attempt(snapshot: Snapshot, now: Millis, lease: Lease, reason: str) -> tuple[Life, Next]:

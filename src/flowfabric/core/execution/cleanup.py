@@ -86,6 +86,7 @@ def begin(
         detail=None,
         code=None,
         budget=None,
+        grant=None,  # a cancel destroys it
     )
     flags = snapshot.head.flags | Flags.CLEANUP
     state = _going_on(snapshot, now, life, flags)

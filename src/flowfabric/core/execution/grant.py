@@ -37,6 +37,7 @@ from flowfabric.core.execution.lease import Taking, lose, present, take
 from flowfabric.core.execution.model import (
     Active,
     Ended,
+    Flags,
     Hold,
     Lease,
     Lost,
@@ -45,9 +46,10 @@ from flowfabric.core.execution.model import (
     Snapshot,
     Start,
     Waiting,
+    granted_hold,
 )
 from flowfabric.core.execution.routing import Capabilities, missing
-from flowfabric.core.execution.takeover import GIVEN_UP, end_lost, marked, over_cap
+from flowfabric.core.execution.takeover import GIVEN_UP, end_lost, over_cap
 
 OPERATOR = "operator"
 
@@ -129,8 +131,8 @@ def claim_resumed(snapshot: Snapshot | None, now: Millis, taking: Taking) -> "Ch
     if _own_lease(snapshot, now, taking) is not None:
         return unchanged(snapshot)
     match snapshot.state:
-        case Ready(next=Next(start=Start.CONTINUE)) as ready:
-            pass
+        case Ready(next=Next(start=Start.CONTINUE)) as state:
+            ready = _with_grant(snapshot, state)
         case Ready(next=next) | Waiting(next=next) if next.start is not Start.CONTINUE:
             raise NotResumed(f"{snapshot.run} has no interrupted attempt to continue")
         case _:  # also if a worker holds it: its claim has used the grant
@@ -150,8 +152,8 @@ def grant_and_claim(snapshot: Snapshot | None, now: Millis, taking: Taking) -> "
     if _own_lease(snapshot, now, taking) is not None:
         return unchanged(snapshot)
     match snapshot.state:
-        case Ready() as ready:
-            pass
+        case Ready() as state:
+            ready = _with_grant(snapshot, state)
         case Active():
             raise LeaseConflict(f"a worker holds the lease of {snapshot.run}")
         case _:
@@ -250,13 +252,18 @@ def _check_attempt(expected: int | None, attempt: int) -> None:
 def _eligible(snapshot: Snapshot) -> Ready:
     if not isinstance(snapshot.state, Ready):
         raise NotEligible(f"{snapshot.run} does not wait for a worker, so it cannot be granted")
-    return snapshot.state
+    return _with_grant(snapshot, snapshot.state)
+
+
+def _with_grant(snapshot: Snapshot, ready: Ready) -> Ready:
+    """The state with the hold of its grant, which a release from the line of a quota leaves out."""
+    return ready if ready.hold is not None else replace(ready, hold=granted_hold(snapshot.head))
 
 
 def _leaseable(snapshot: Snapshot) -> Ready:
     match snapshot.state:
         case Ready() as ready:
-            return ready
+            return _with_grant(snapshot, ready)
         case Active():
             raise LeaseConflict(f"a worker holds the lease of {snapshot.run}")
         case _:
@@ -300,6 +307,7 @@ def _record(
         lane=snapshot.execution.route.lane,
         granted_at=now,
         expires_at=until,
+        epoch=snapshot.head.epoch,
         capabilities=tuple(sorted(grantee.capabilities)),
         capability_hash=notes.capability_hash or hash_capabilities(grantee.capabilities),
         route_snapshot=notes.route_snapshot,
@@ -314,7 +322,10 @@ def _granted(snapshot: Snapshot, grant: Grant, grantee: Grantee) -> Granted:
 
 def grant_at(snapshot: Snapshot, now: Millis) -> Grant | None:
     """The live grant; None if it was redeemed or has expired."""
-    hold, grant = getattr(snapshot.state, "hold", None), snapshot.life.grant
+    grant, state = snapshot.life.grant, snapshot.state
+    if isinstance(state, Ready):
+        state = _with_grant(snapshot, state)
+    hold = getattr(state, "hold", None)
     if grant is None or not isinstance(hold, Hold) or not hold.alive(now):
         return None
     same = (hold.worker, hold.until) == (grant.worker, grant.expires_at)
@@ -359,7 +370,9 @@ def _grant_lost(
     if lacking := missing(snapshot.execution.route.capabilities, grantee.capabilities):
         return unchanged(NotReclaimable("capability_mismatch:" + ",".join(lacking)))
     life = replace(snapshot.life, max_reclaims=cap)
-    flags = marked(snapshot.execution, snapshot.head.flags, life, suspect=not state.revoked)
+    flags = snapshot.head.flags  # one over the policy's cap stays SPENT: the grant may expire
+    if not state.revoked:
+        flags |= Flags.SUSPECT
     return _hold(snapshot, now, state, grantee, life=life, flags=flags)
 
 

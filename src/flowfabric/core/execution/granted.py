@@ -43,7 +43,8 @@ NO_NOTES = GrantNotes()
 
 
 class Grant(Document, frozen=True, kw_only=True):
-    """A grant as stored. `id` is derived from its key, which is not stored."""
+    """A grant as stored. `id` is derived from its key, which is not stored. `epoch` is that of the
+    execution when it was granted: the lease that redeems the grant has a higher one."""
 
     id: str = ""
     kind: GrantKind = GrantKind.CLAIM
@@ -52,6 +53,7 @@ class Grant(Document, frozen=True, kw_only=True):
     lane: str = ""
     granted_at: Millis = Millis(0)
     expires_at: Millis = Millis(0)
+    epoch: int = 0
     capabilities: tuple[str, ...] = ()
     capability_hash: str = ""
     route_snapshot: str | None = None

@@ -25,7 +25,7 @@ from flowfabric.core.base.ids import (
 )
 from flowfabric.core.base.time import Millis, earliest
 from flowfabric.core.execution.cleaning import Cleanup
-from flowfabric.core.execution.granted import GivenAttempt, Grant
+from flowfabric.core.execution.granted import GivenAttempt, Grant, GrantKind
 from flowfabric.core.execution.mismatch import CodeBlock
 from flowfabric.core.execution.outcome import AttemptOutcome as AttemptOutcome
 from flowfabric.core.execution.outcome import CloseReason
@@ -419,6 +419,8 @@ class Snapshot(Struct, frozen=True, gc=False):
             left = _still_open(waits, state)
             if left is not waits:
                 new = replace(new, life=replace(new.life, waits=left))
+        if new.life.grant is not None and isinstance(state, Ready) and state.hold is None:
+            state = replace(state, hold=granted_hold(new))
         after = Snapshot(self.execution, new, state)
         if int(new.flags) & _LIMITS and isinstance(state, Waiting | Suspended):
             return replace(after, head=replace(new, rank=after.place))  # no slot, no admission
@@ -530,6 +532,15 @@ class Snapshot(Struct, frozen=True, gc=False):
                 return lease.started_at
             case _:
                 return None
+
+
+def granted_hold(head: Head) -> Hold | None:
+    """The hold of the last claim or resume grant if it was not redeemed: a block, a delay or an
+    upstream in between does not end a grant. An expired one holds nothing."""
+    grant = head.life.grant
+    if grant is None or grant.kind is GrantKind.RECLAIM or grant.epoch != head.epoch:
+        return None
+    return Hold(grant.expires_at, grant.worker)
 
 
 def excused(life: Life) -> Life:

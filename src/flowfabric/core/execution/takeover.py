@@ -25,6 +25,7 @@ from flowfabric.core.execution.model import (
     Execution,
     Failure,
     Flags,
+    Hold,
     Lease,
     Life,
     Lost,
@@ -54,8 +55,7 @@ def over_cap(execution: Execution, life: Life) -> bool:
 def marked(execution: Execution, flags: Flags, life: Life, *, suspect: bool) -> Flags:
     """The flags of a lost execution. One that the next claim gives up is not a suspect."""
     clean = flags & ~(Flags.SUSPECT | Flags.SPENT)
-    granted = life.max_reclaims is not None and life.losses <= life.max_reclaims
-    if over_cap(execution, life) and not granted:
+    if over_cap(execution, life):
         return clean | Flags.SPENT
     return clean | Flags.SUSPECT if suspect or flags & Flags.SUSPECT else clean
 
@@ -82,14 +82,45 @@ def losses_kept(snapshot: Snapshot) -> tuple[int, int]:
     return min(life.losses, cap), counted
 
 
-def give_up(snapshot: Snapshot | None, now: Millis, lease: Lease) -> "Change[bool]":
-    """Ends a spent execution that a claim took, as if the claim had not touched it. False if
-    another owner has it by now."""
+def give_up(snapshot: Snapshot | None, now: Millis, lease: Lease) -> "Change[Snapshot | None]":
+    """Ends a spent execution that a claim took, as if the claim had not touched it. If its worker
+    has a reclaim grant with a higher cap, it takes the execution over instead, and gets it as it
+    is then. Does nothing if another owner has it by now."""
     match snapshot:
         case Snapshot(state=Active(lease=current)) if current.id == lease.id:
-            return replace(end_lost(snapshot, now, current.attempt - 1), outcome=True)
+            if not snapshot.head.flags & Flags.SPENT:
+                return unchanged(snapshot)  # a repeat: this claim has taken it over
+            if _is_granted(snapshot.life, current):
+                return _take_over(snapshot, now, current)
+            ended = end_lost(snapshot, now, current.attempt - 1)
+            return Change(None, ended.before, ended.after, ended.events)
         case _:
-            return unchanged(False)
+            return unchanged(None)
+
+
+def _is_granted(life: Life, lease: Lease) -> bool:
+    """Whether the claim of this lease redeemed a reclaim grant that has room under its own cap. A
+    grant that had expired is none."""
+    grant, cap = life.grant, life.max_reclaims
+    if grant is None or cap is None or life.losses > cap:
+        return False
+    return grant.worker == lease.worker.id and grant.expires_at > lease.started_at
+
+
+def _take_over(snapshot: Snapshot, now: Millis, lease: Lease) -> "Change[Snapshot]":
+    """The claim has left out the epoch and the event of a spent execution."""
+    head = snapshot.head
+    flags, epoch = head.flags & ~Flags.SPENT, head.epoch + 1
+    after = snapshot.to(snapshot.state, epoch=epoch, flags=flags)
+    event = Event(
+        uuid=snapshot.execution.uuid,
+        at=now,
+        kind=EventKind.RECLAIMED,
+        epoch=epoch,
+        attempt=lease.attempt,
+        worker=lease.worker,
+    )
+    return Change(after, snapshot, after, (event,))
 
 
 def end_lost(snapshot: Snapshot, now: Millis, attempt: int) -> "Change[bool]":
@@ -118,4 +149,7 @@ def end_lost(snapshot: Snapshot, now: Millis, attempt: int) -> "Change[bool]":
 def put_back(snapshot: Snapshot, lease: Lease) -> "Change[Lease]":
     """The process that took a spent execution died before it gave it up: the next claim will."""
     next = Next(lease.start, lease.attempt, snapshot.execution.rules.attempt_timeout)
-    return Change(lease, snapshot, snapshot.to(Lost(revoked=False, next=next)))
+    lapsed, grant = snapshot.life.lapsed, snapshot.life.grant
+    revoked = lapsed is not None and lapsed.revoked
+    hold = None if grant is None else Hold(grant.expires_at, grant.worker)
+    return Change(lease, snapshot, snapshot.to(Lost(revoked, next, hold)))

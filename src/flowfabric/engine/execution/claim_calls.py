@@ -89,14 +89,14 @@ class ClaimCalls(Service):
         whole = [*((lane,) for lane in weights), call.lanes]
         parts = [_part(call, lanes, 0, lambda: call.id) for lanes in whole]
         taken = await self._ask_store(parts, self._now())
-        return await self._hold([item for item in chain(*taken) if not _spent(item)], call.ttl)
+        return await self._hold(chain(*taken), call.ttl)
 
     async def taken_by(self, call: ClaimCall) -> list[Taken]:
         """What a call with this id has taken, all of its parts, and still holds."""
         ids = [call.id, *(_part_id(call.id, part) for part in range(call.limit + 1))]
         parts = [replace(call, id=each, limit=0, repeated=True) for each in ids]
         taken = await self._ask_store(parts, self._now())
-        return await self._hold(list(chain(*taken)), call.ttl)
+        return await self._hold(chain(*taken), call.ttl)
 
     async def recover(self) -> None:
         """Returns what was taken by claims whose replies were lost."""
@@ -202,9 +202,11 @@ class ClaimCalls(Service):
             return [await store.claim(calls[0], now)]
         return await store.claim_all(calls, now)
 
-    async def _hold(self, taken: list[Taken], ttl: Millis) -> list[Taken]:
+    async def _hold(self, found: Iterable[Taken], ttl: Millis) -> list[Taken]:
         """Of what an earlier try took, what its worker still holds. It is renewed, so that no
-        process hands it back any more for that try (`hand_back`)."""
+        process hands it back any more for that try (`hand_back`). What was taken to be given up is
+        left to the next claim."""
+        taken = [item for item in found if not _spent(item)]
         decisions = [
             Decision(
                 item.snapshot.execution.uuid,
@@ -223,8 +225,8 @@ class ClaimCalls(Service):
         return held
 
     async def _give_up_spent(self, taken: list[Taken]) -> list[Taken]:
-        """Ends executions that were taken over too often. If that fails, the lease expires and the
-        next claim tries again."""
+        """Ends executions that were taken over too often, except for a worker whose reclaim grant
+        allows it once more. If that fails, the lease expires and the next claim tries again."""
         spent = [item for item in taken if _spent(item)]
         if not spent:
             return taken
@@ -234,8 +236,11 @@ class ClaimCalls(Service):
             if isinstance(state := item.snapshot.state, Active)
         ]
         answers = await self._context.decisions.decide_all(decisions)
+        kept = {}
         for item, answer in zip(spent, answers, strict=False):
-            if isinstance(answer, Exception):
+            if isinstance(answer, Snapshot):
+                kept[answer.execution.uuid] = replace(item, snapshot=answer)
+            elif isinstance(answer, Exception):
                 log.warning(
                     "%s lost its worker too often and could not be ended: %s; the next claim tries"
                     " again",
@@ -243,7 +248,8 @@ class ClaimCalls(Service):
                     answer,
                     extra={"run": str(item.snapshot.execution.uuid)},
                 )
-        return [item for item in taken if not _spent(item)]
+        found = (kept.get(each.snapshot.execution.uuid, each) for each in taken)
+        return [item for item in found if not _spent(item)]
 
     async def _hand_back_late(self, work: "asyncio.Future[list[Taken]]") -> None:
         with suppress(FlowFabricError):
@@ -278,7 +284,7 @@ def _is_checked(item: Taken) -> bool:
     return int(item.snapshot.head.flags) & _CHECKED != 0
 
 
-def _given_up(lease: Lease, held: Snapshot | None, now: Millis) -> Change[bool]:
+def _given_up(lease: Lease, held: Snapshot | None, now: Millis) -> Change[Snapshot | None]:
     return give_up(held, now, lease)
 
 

@@ -104,8 +104,8 @@ class Executions(Service):
                 return first
             raise
         answer = await self.put_new(creation)
-        if creation.key is None and not _is_named(answer.id, submission):
-            raise InvalidId("wrong_partition", submission.id or "")
+        if creation.key is None:
+            _check_named(answer.id, submission)
         return answer
 
     async def submit_many(
@@ -118,8 +118,10 @@ class Executions(Service):
         if not isinstance(submissions, Iterable):
             raise Invalid(f"submissions must be a list, not {type(submissions).__name__}")
         given = [parse_uuid(id, "fresh id") for id in check_items(fresh, "fresh")]
-        pairs = zip(submissions, chain(given, repeat(None)), strict=False)
+        asked = list(submissions)
+        pairs = zip(asked, chain(given, repeat(None)), strict=False)
         creations = deque(self._create(submission, id) for submission, id in pairs)
+        await _check_partitions(self._context, creations, asked)
         repeats = {
             place: first
             for place, creation in enumerate(creations)
@@ -359,6 +361,28 @@ def _is_named(id: ExecutionId, submission: Submission) -> bool:
     """Whether a submission without a key means this execution: the id that it gives, if any, does
     not name another partition."""
     return submission.id is None or ExecutionId(submission.id).names(id)
+
+
+def _check_named(id: ExecutionId, submission: Submission) -> None:
+    if not _is_named(id, submission):
+        raise InvalidId("wrong_partition", submission.id or "")
+
+
+async def _check_partitions(
+    context: EngineContext, creations: Iterable[Creation], submissions: Iterable[Submission]
+) -> None:
+    """Raises if the uuid of a given id is known in another partition, as `submit` does, or is given
+    in two partitions."""
+    named: dict[UUID, Submission] = {}
+    for creation, submission in zip(creations, submissions, strict=True):
+        if creation.key is None and not creation.minted:
+            execution = creation.snapshot.execution
+            _check_named(execution.id, named.setdefault(execution.uuid, submission))
+    uuids = list(named)
+    for start in range(0, len(uuids), _CHUNK):
+        known = await context.store.load(uuids[start : start + _CHUNK])
+        for uuid, snapshot in known.items():
+            _check_named(snapshot.execution.id, named[uuid])
 
 
 def _limits_exist(context: EngineContext, creation: Creation) -> bool:
