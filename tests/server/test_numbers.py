@@ -83,8 +83,9 @@ async def test_a_deadline_that_never_comes(http: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize("moment", [LARGEST + 1, -LARGEST - 2])
 async def test_a_moment_of_more_bits_is_refused(http: httpx.AsyncClient, moment: int) -> None:
-    for given, status in (({"delay_until": moment}, 422), ({"policy": {"delay_until": moment}}, 400)):
-        reply = await http.post("/v1/executions", json={**EXECUTION, **given})
+    given = {"delay_until": moment}
+    for body, status in ((given, 422), ({"policy": given}, 400)):
+        reply = await http.post("/v1/executions", json={**EXECUTION, **body})
         assert reply.status_code == status, reply.text
 
 

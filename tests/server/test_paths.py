@@ -59,7 +59,7 @@ async def test_shared_answers_are_those_of_the_very_name(http: httpx.AsyncClient
 
 @pytest.mark.parametrize("name", ["%FF", "a%C3", "%ED%A0%AF"])
 async def test_a_path_that_is_no_utf8_is_refused(context: ServerContext, name: str) -> None:
-    """Two names of other bytes would look the same, and one worker could take the other's grants."""
+    """Names of other bytes would look the same: one worker could take the grants of the other."""
     body = {"lane_id": "default", "worker_instance_id": "i", "grant_ttl_ms": 5000}
     async with listening(context) as url, httpx.AsyncClient(base_url=url) as real:
         refused = await real.post(f"/v1/workers/{name}/claim", json=body)

@@ -1,8 +1,8 @@
 """The `policy` of a new execution as clients of the original send it.
 
 The wire is wider than the engine's document: null stands for an optional member that is absent, a
-count has 32 bits, a duration and a moment 64. Clients write the largest number where they mean no limit, so
-a number that the engine cannot hold becomes the largest one that it can.
+count has 32 bits, a duration and a moment 64. Clients write the largest number where they mean no
+limit, so a number that the engine cannot hold becomes the largest one that it can.
 """
 
 from typing import Annotated, Any
