@@ -20,7 +20,12 @@ from litestar.exceptions import HTTPException
 from litestar.utils import normalize_path
 
 from flowfabric.core.access.token import ANONYMOUS, Identity
-from flowfabric.core.base.errors import FlowFabricError, Overloaded, Unauthenticated
+from flowfabric.core.base.errors import (
+    FlowFabricError,
+    InvalidCredentials,
+    Overloaded,
+    Unauthenticated,
+)
 from flowfabric.engine.access.actor import acting_as
 from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.commit.trace import carrying
@@ -112,6 +117,7 @@ class Gateway:
         if scope["path"] in _PROBES and scope["method"] == "GET":
             return None
         try:
+            _check_one(scope, headers)
             return await self._context.authentication.identify(_text(headers, b"authorization"))
         except Unauthenticated:
             self._charge(scope, None)  # guessing has a rate as well, whatever the path
@@ -132,6 +138,14 @@ class Gateway:
         wait = self._rates.take(caller_key(caller, address), time.monotonic())
         if wait:
             raise Overloaded("too many requests from this caller", retry_after=wait)
+
+
+def _check_one(scope: Scope, headers: dict[bytes, bytes]) -> None:
+    """Refuses two `Authorization` headers: two readers would disagree about who is calling."""
+    if len(headers) == len(scope["headers"]):
+        return
+    if sum(name == b"authorization" for name, _ in scope["headers"]) > 1:
+        raise InvalidCredentials("send one Authorization header")
 
 
 def _text(headers: dict[bytes, bytes], name: bytes) -> str | None:
