@@ -353,6 +353,7 @@ async def test_flows_that_cancel_their_members_are_the_backlog(
 async def test_the_store_is_shown_and_read_once_for_all(
     http: httpx.AsyncClient, engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(store_gauges, "FRESH", 3_600.0)  # a busy machine may take its five seconds
     for lane in ("a", "a", "b"):
         await engine.executions.submit(Submission(kind="work", lane=lane))
     await engine.claims.claim(W1, lanes=["b"])
@@ -365,7 +366,7 @@ async def test_the_store_is_shown_and_read_once_for_all(
     assert found.value("ff_executions", state="waiting") == 2
     assert found.value("ff_executions", state="active") == 1
     assert found.value("ff_workers") == 0
-    monkeypatch.setattr(engine.store, "counts", None)  # not asked again within five seconds
+    monkeypatch.setattr(engine.store, "counts", None)  # not asked again so soon
     again = await asyncio.gather(*(scrape(http) for _ in range(3)))
     assert [each.value("ff_queue_depth", lane="a") for each in again] == [2, 2, 2]
 
