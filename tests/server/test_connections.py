@@ -154,6 +154,8 @@ async def test_a_head_in_one_piece_has_the_same_limit(unhurried: str) -> None:
         (b"\x16\x03\x01\r\n\r\n", 400, "malformed_request"),
         (b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400, "malformed_request"),
         (CHUNKED + b"\r\nzz\r\n", 400, "malformed_request"),
+        (b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n", 400, "malformed_request"),
+        (b"CONNECT x:1 HTTP/1.1\r\nContent-Length: 5\r\n\r\n12", 400, "malformed_request"),
         (b"GET / HTTP/1.1\r\nX-Large: " + b"x" * MAX_HEAD, 431, "head_too_large"),
         (b"GET /" + b"x" * MAX_HEAD + b" HTTP/1.1\r\n\r\n", 431, "head_too_large"),
     ],
@@ -162,6 +164,14 @@ async def test_what_is_no_request_is_refused_like_others(
     unhurried: str, sent: bytes, status: int, code: str
 ) -> None:
     await _is_refused(unhurried, sent, status, code)
+
+
+async def test_a_target_that_is_no_path_ends_a_connection_that_was_used(unhurried: str) -> None:
+    async with connection(unhurried) as (reader, writer):
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.wait_for(reader.readuntil(b'{"status":"ok"}'), 60)
+        writer.write(b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b'"malformed_request"' in await asyncio.wait_for(reader.read(), 60)
 
 
 async def test_a_request_that_takes_too_long_is_refused_like_others(hasty: str) -> None:

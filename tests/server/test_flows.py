@@ -288,7 +288,7 @@ async def test_a_flow_without_members_is_cancelled_at_once(http: httpx.AsyncClie
     assert reply.json() == {"Cancelled": empty}
 
 
-@pytest.mark.parametrize("policy", ["flow_only", "cancel_flow_only", "whatever we like"])
+@pytest.mark.parametrize("policy", ["flow_only", "cancel_flow_only", "whatever we like", ""])
 async def test_other_policies_leave_the_members_alone(
     http: httpx.AsyncClient, lab: Lab, policy: str
 ) -> None:

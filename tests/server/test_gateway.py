@@ -94,6 +94,25 @@ async def test_guessing_tokens_has_a_rate(engine: Engine, path: str) -> None:
     assert found == [401, 401, 401, 429, 429]
 
 
+@pytest.mark.parametrize("second", ["Bearer trusted-token-of-the-test", "Bearer other"])
+async def test_two_authorization_headers_are_refused(engine: Engine, second: str) -> None:
+    """1.6: a request carries one bearer token; which of two counts is a guess."""
+    engine.tokens.trust("trusted-token-of-the-test")
+    context = ServerContext(engine, Authentication(engine, is_open=False))
+    good = ("Authorization", "Bearer trusted-token-of-the-test")
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_app(context)), base_url="http://server"
+    ) as http:
+        path = "/v1/executions?partition=1"
+        assert (await http.get(path, headers=[good])).status_code == 200
+        assert (await http.get(path, headers=[good, ("X-A", "1"), ("X-A", "2")])).status_code == 200
+        for both in ([good, ("Authorization", second)], [("authorization", second), good]):
+            refused = await http.get(path, headers=both)
+            assert refused.status_code == 401
+            assert refused.json()["error"] == "missing or invalid Authorization header"
+        assert (await http.get("/healthz", headers=both)).status_code == 200
+
+
 async def test_a_request_is_one_record_of_the_log(
     http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -142,7 +142,8 @@ async def test_requests_are_counted_by_route_and_status(http: httpx.AsyncClient)
 async def test_a_refused_caller_is_counted_by_route(
     engine: Engine, headers: dict[str, str]
 ) -> None:
-    """Spec 5.1: every request is counted under its template, refused ones (401) included."""
+    """Spec 5.1: every request is counted under its template, refused ones (401) included, also by
+    a method that the route does not have."""
     async with _client(ServerContext(engine, Authentication(engine, is_open=False))) as http:
         before = await scrape(http)
         for path in (f"/v1/executions/{NOBODY}/state", "/nowhere", "/v1/executions/%00"):
@@ -157,7 +158,26 @@ async def test_a_refused_caller_is_counted_by_route(
     assert more("GET", "/v1/executions/{id}/state") == 1
     assert more("GET", "/v1/executions/{id}") == 1
     assert more("GET", "unknown") == 1
-    assert more("DELETE", "unknown") == 1
+    assert more("DELETE", "/v1/executions") == 1
+    assert more("DELETE", "unknown") == 0
+
+
+async def test_a_wrong_method_and_a_preflight_are_counted_by_route(
+    http: httpx.AsyncClient,
+) -> None:
+    """Spec 5.1: `path` is the template of a route that exists, whatever the answer."""
+    before = await scrape(http)
+    assert (await http.put("/v1/executions")).status_code == 405
+    asked = {"Origin": "https://app.example.com", "Access-Control-Request-Method": "GET"}
+    assert (await http.options("/v1/flows", headers=asked)).status_code == 403
+    after = await scrape(http)
+
+    def more(method: str, path: str, status: str) -> float:
+        labels = {"method": method, "path": path, "status": status}
+        return after.since(before, "ff_http_requests_total", **labels)
+
+    assert more("PUT", "/v1/executions", "405") == 1
+    assert more("OPTIONS", "/v1/flows", "403") == 1
 
 
 async def test_the_life_of_runs_is_counted(
@@ -333,6 +353,7 @@ async def test_flows_that_cancel_their_members_are_the_backlog(
 async def test_the_store_is_shown_and_read_once_for_all(
     http: httpx.AsyncClient, engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(store_gauges, "FRESH", 3_600.0)  # a busy machine may take its five seconds
     for lane in ("a", "a", "b"):
         await engine.executions.submit(Submission(kind="work", lane=lane))
     await engine.claims.claim(W1, lanes=["b"])
@@ -345,7 +366,7 @@ async def test_the_store_is_shown_and_read_once_for_all(
     assert found.value("ff_executions", state="waiting") == 2
     assert found.value("ff_executions", state="active") == 1
     assert found.value("ff_workers") == 0
-    monkeypatch.setattr(engine.store, "counts", None)  # not asked again within five seconds
+    monkeypatch.setattr(engine.store, "counts", None)  # not asked again so soon
     again = await asyncio.gather(*(scrape(http) for _ in range(3)))
     assert [each.value("ff_queue_depth", lane="a") for each in again] == [2, 2, 2]
 

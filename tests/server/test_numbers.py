@@ -64,6 +64,31 @@ async def test_a_budget_that_resets_in_the_far_future(http: httpx.AsyncClient) -
     assert reply.status_code == 201
 
 
+@pytest.mark.parametrize(
+    ("moment", "state"), [(-LARGEST - 1, "waiting"), (-1, "waiting"), (LARGEST, "delayed")]
+)
+async def test_a_moment_has_64_bits(http: httpx.AsyncClient, moment: int, state: str) -> None:
+    """1.2, 1.4: `delay_until` is any moment, in the body and in the policy; one that has passed
+    delays nothing."""
+    for given in ({"delay_until": moment}, {"policy": {"delay_until": moment}}):
+        reply = await http.post("/v1/executions", json={**EXECUTION, **given})
+        assert reply.status_code == 201, reply.text
+        assert reply.json()["Created"]["public_state"] == state
+
+
+async def test_a_deadline_that_never_comes(http: httpx.AsyncClient) -> None:
+    body = {**EXECUTION, "execution_deadline_at": LARGEST}
+    assert (await http.post("/v1/executions", json=body)).status_code == 201
+
+
+@pytest.mark.parametrize("moment", [LARGEST + 1, -LARGEST - 2])
+async def test_a_moment_of_more_bits_is_refused(http: httpx.AsyncClient, moment: int) -> None:
+    given = {"delay_until": moment}
+    for body, status in ((given, 422), ({"policy": given}, 400)):
+        reply = await http.post("/v1/executions", json={**EXECUTION, **body})
+        assert reply.status_code == status, reply.text
+
+
 async def test_the_largest_quota(http: httpx.AsyncClient, engine: Engine) -> None:
     body = dict.fromkeys(QUOTA, U64)
     reply = await http.post("/v1/quotas", json={**body, "quota_policy_id": NOBODY})

@@ -363,7 +363,7 @@ async def cancel_flow(
         )
     except FlowTerminal:
         return respond(await _cancelled_before(engine, found, data.cancellation_policy))
-    word = answer.named or str(answer.policy)
+    word = _word(answer.policy, answer.named)
     members = await _members(engine, flow, MEMBERS_SHOWN)
     if waits and answer.remaining:
         failed = [str(left) for left in answer.remaining]
@@ -375,9 +375,15 @@ async def cancel_flow(
     return respond(CancelFlowAnswer(CancellationScheduled=scheduled))
 
 
+def _word(policy: CancelPolicy, named: str | None) -> str:
+    """What the caller called the policy: any word, also an empty one."""
+    return str(policy) if named is None else named
+
+
 async def _cancelled_before(engine: Engine, flow: Flow, asked: str) -> CancelFlowAnswer:
     """A flow that has ended stays as it is."""
-    word = asked if flow.cancel is None else flow.cancel.named or str(flow.cancel.policy)
+    cancel = flow.cancel
+    word = asked if cancel is None else _word(cancel.policy, cancel.named)
     members = await _members(engine, flow.id, MEMBERS_SHOWN_AGAIN)
     return CancelFlowAnswer(Cancelled=CancelledFlow(word, members))
 

@@ -20,7 +20,12 @@ from litestar.exceptions import HTTPException
 from litestar.utils import normalize_path
 
 from flowfabric.core.access.token import ANONYMOUS, Identity
-from flowfabric.core.base.errors import FlowFabricError, Overloaded, Unauthenticated
+from flowfabric.core.base.errors import (
+    FlowFabricError,
+    InvalidCredentials,
+    Overloaded,
+    Unauthenticated,
+)
 from flowfabric.engine.access.actor import acting_as
 from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.commit.trace import carrying
@@ -37,6 +42,7 @@ from flowfabric.server.asgi import (
 )
 from flowfabric.server.context import ServerContext
 from flowfabric.server.errors import answer_to, error_headers
+from flowfabric.server.paths import check_path, hide_slashes, shown_path
 from flowfabric.server.rate import RateLimiter, caller_key
 from flowfabric.server.web_pages import check_page
 from flowfabric.server.wire import IGNORED, encode
@@ -70,6 +76,7 @@ class Gateway:
             # A copy: the server under us must know that the answer has no body.
             scope = {**scope, "method": "GET"}
         scope[CONTEXT] = self._context
+        hide_slashes(scope)
         headers = dict(scope["headers"])
         cors = self._context.options.cors
         origin = _text(headers, b"origin")
@@ -83,6 +90,7 @@ class Gateway:
                 return
             caller = scope[CALLER] = await self._identify(scope, headers)
             self._count(scope, caller)
+            check_path(scope)
             if caller is ANONYMOUS:
                 self._check_page(scope, headers, origin)
             with (
@@ -91,21 +99,25 @@ class Gateway:
             ):
                 await self._app(scope, receive, answering.send)
         except FlowFabricError as error:
-            self._find_route(scope)
             await answering.refuse(error)
         finally:
+            self._find_route(scope)
             answering.tell()
 
     def _find_route(self, scope: Scope) -> None:
-        """Says which route was asked for, where the request is refused before the routes see it."""
-        path = normalize_path(scope["path"])
+        """Says which route was asked for, where the request is refused before the routes see it, or
+        by its method. Every route has OPTIONS."""
+        if "path_template" in scope:
+            return
+        path = normalize_path(scope["path"].removeprefix(scope.get("root_path", "")))
         with suppress(HTTPException):
-            *_, scope["path_template"] = self._routing(path=path, method=scope["method"])
+            *_, scope["path_template"] = self._routing(path=path, method="OPTIONS")
 
     async def _identify(self, scope: Scope, headers: dict[bytes, bytes]) -> Identity | None:
         if scope["path"] in _PROBES and scope["method"] == "GET":
             return None
         try:
+            _check_one(scope, headers)
             return await self._context.authentication.identify(_text(headers, b"authorization"))
         except Unauthenticated:
             self._charge(scope, None)  # guessing has a rate as well, whatever the path
@@ -126,6 +138,14 @@ class Gateway:
         wait = self._rates.take(caller_key(caller, address), time.monotonic())
         if wait:
             raise Overloaded("too many requests from this caller", retry_after=wait)
+
+
+def _check_one(scope: Scope, headers: dict[bytes, bytes]) -> None:
+    """Refuses two `Authorization` headers: two readers would disagree about who is calling."""
+    if len(headers) == len(scope["headers"]):
+        return
+    if sum(name == b"authorization" for name, _ in scope["headers"]) > 1:
+        raise InvalidCredentials("send one Authorization header")
 
 
 def _text(headers: dict[bytes, bytes], name: bytes) -> str | None:
@@ -195,7 +215,7 @@ class _Answering:
         if route != "/metrics" and (seen := watching()) is not None:
             seen.requested(method, route or None, self._status, seconds)
         if log.isEnabledFor(logging.INFO):
-            path, took = route or self._scope["path"], seconds * 1000
+            path, took = route or shown_path(self._scope), seconds * 1000
             # Made here, because the logger would walk up the stack for the line that has called it.
             values = (method, path, self._status, took)
             text = "%s %s %d in %.1f ms"

@@ -16,6 +16,7 @@ from flowfabric.server.asgi import CONTEXT, App, Message, Receive
 from flowfabric.server.context import ServerContext
 from flowfabric.server.errors import BodyTooLarge, BodyTooSlow
 from flowfabric.server.parameters import check_repeated
+from flowfabric.server.paths import show_slashes
 from flowfabric.server.wire import EMPTY, BodyError
 
 DEFAULT_BODY = 64 * 1024
@@ -32,6 +33,7 @@ class RequestLimits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        show_slashes(scope)
         check_scope(scope)  # before the body is looked at
         handler: Any = scope["route_handler"]
         if b"&" in scope["query_string"]:

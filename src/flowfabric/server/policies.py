@@ -1,8 +1,8 @@
 """The `policy` of a new execution as clients of the original send it.
 
 The wire is wider than the engine's document: null stands for an optional member that is absent, a
-count has 32 bits and a duration 64. Clients write the largest number where they mean no limit, so
-a number that the engine cannot hold becomes the largest one that it can.
+count has 32 bits, a duration and a moment 64. Clients write the largest number where they mean no
+limit, so a number that the engine cannot hold becomes the largest one that it can.
 """
 
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from flowfabric.core.base.numbers import MAX_COUNT
 from flowfabric.core.base.time import MAX_SPAN
 from flowfabric.core.execution.policy import Policy, parse_policy
 from flowfabric.server.unknown_fields import MEMBERS_OF
-from flowfabric.server.wire import MAX_U64, U64, canonical_uuid
+from flowfabric.server.wire import MAX_U64, MAX_WHOLE, U64, canonical_uuid, read_moment
 
 MAX_U32 = (1 << 32) - 1
 
@@ -101,6 +101,8 @@ def _member(name: str, value: Any) -> Any:
         return MAX_COUNT
     if name in _SPANS and MAX_SPAN < value <= MAX_U64:
         return MAX_SPAN
+    if name == "delay_until" and -MAX_WHOLE - 1 <= value <= MAX_WHOLE:
+        return read_moment(value)
     return value
 
 

@@ -169,8 +169,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stay()
+        super().on_headers_complete()  # which refuses a target that is no path
         self._reads_head, self._fields, self._around_body = False, 0, 0
-        super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._around_body = 0

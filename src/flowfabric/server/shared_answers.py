@@ -77,7 +77,8 @@ class SharedAnswers:
             return
         caller: Identity = scope[CALLER]
         kept: Kept = scope[CONTEXT].answers
-        key = (caller.namespaces, scope["path"], scope["query_string"])
+        named = tuple(scope["path_params"].values())
+        key = (caller.namespaces, scope["path_template"], named, scope["query_string"])
         found = kept.get(key)
         shared = found is not None and found.serves(age)
         if found is None or not shared:

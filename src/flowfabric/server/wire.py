@@ -32,7 +32,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from flowfabric.core.base.errors import Invalid, InvalidId
 from flowfabric.core.base.ids import ANYWHERE, ExecutionId, RunId, derive_uuid, flow_partition
-from flowfabric.core.base.time import Millis
+from flowfabric.core.base.time import MAX_MILLIS, Millis
 from flowfabric.server.asgi import Receive, Scope, Send
 from flowfabric.server.unknown_fields import Find, unknown_fields
 
@@ -230,8 +230,9 @@ def fit(value: int, name: str, most: int = MAX_WHOLE) -> int:
 
 
 def read_moment(value: int | None) -> Millis | None:
-    """A moment; one before 1970 is the beginning of 1970, which has passed as well."""
-    return None if value is None else Millis(max(0, value))
+    """A moment; one before 1970 is the beginning of 1970, which has passed as well, and one that is
+    later than the engine can hold is the last that it can."""
+    return None if value is None else Millis(min(max(0, value), MAX_MILLIS))
 
 
 _UUID_FORMS = re.compile(
