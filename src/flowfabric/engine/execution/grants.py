@@ -47,7 +47,7 @@ from flowfabric.core.execution.lease import DEFAULT_TTL, MAX_TTL, Taking
 from flowfabric.core.execution.model import Active, Ready, Snapshot, WorkerIdentity
 from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.limit.budget import Exhausted, spent
-from flowfabric.core.limit.budget_gate import STARTS
+from flowfabric.core.limit.budget_gate import is_new_work
 from flowfabric.engine.commit.observer import looking, watching
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.attempts import seal_claim
@@ -294,7 +294,7 @@ class Grants(Service):
     async def _spent(self, candidate: Snapshot) -> Exhausted | None:
         """The used-up budget that keeps it from starting. A started execution continues."""
         state = candidate.state
-        if not isinstance(state, Ready) or state.next.start not in STARTS:
+        if not isinstance(state, Ready) or not is_new_work(candidate, state.next.start):
             return None
         names = await self._budget_gate.known.names_of(candidate.execution)
         known = await self._budget_gate.known.budgets(names) if names else {}
