@@ -145,6 +145,11 @@ class Service:
     def _fresh(self) -> UUID:
         return self._context.ids.fresh(self._now())
 
+    def _first_version(self, bits: int = 52) -> int:
+        """A version that no earlier record of the same key had, from the random bits of a new id:
+        a decision about one that was deleted does not fit one that was made in its place."""
+        return max(1, self._fresh().int & ((1 << bits) - 1))
+
     def _accept(self) -> None:
         """Refuses new work if the engine will stop."""
         if self._context.stopping:

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
-from uuid import UUID
 
 from flowfabric.core.base.errors import (
     Corruption,
@@ -49,8 +48,6 @@ LOOK_EVERY = Millis(1_000)
 ABANDONED_AFTER = Millis(5_000)
 """How long the process that marked a worker dead has to revoke its leases; then the sweep does."""
 
-_RANDOM_BITS = 2**62 - 1
-
 log = logging.getLogger("flowfabric.registry")
 
 
@@ -70,7 +67,7 @@ class Workers(Service):
         Refuses an instance that another worker id has registered (`Invalid`), and one that is
         marked dead until its leases are revoked (`Contention`: try again later)."""
         checked = rules.check_presence(presence)
-        first = _first_version(self._fresh())
+        first = self._first_version()
         changed = await self._change(
             checked.key, lambda old, now: rules.register(old, now, checked, first), on_register
         )
@@ -300,11 +297,6 @@ def _is_gone(lease: HeldLease, answer: Any) -> bool:
             return False
         case _:
             raise answer
-
-
-def _first_version(id: UUID) -> int:
-    """A version that no earlier entry had, from the random bits of a new id."""
-    return max(1, id.int & _RANDOM_BITS)
 
 
 def _check_key(instance: object, namespace: object) -> None:

@@ -11,6 +11,7 @@ from flowfabric.core.base.time import Millis, from_datetime, to_datetime
 from flowfabric.core.execution.schedule import CatchUp, Schedule, begin, fire
 from flowfabric.store.rows.record import SCHEDULES
 from tests.kit.lab import Lab
+from tests.kit.race import Race
 
 MINUTE = 60_000
 
@@ -99,6 +100,23 @@ async def test_other_times_start_over(lab: Lab) -> None:
         Schedule(name="tick", kind="tick", every=Millis(2 * MINUTE))
     )
     assert changed.next_at == lab.clock.now() + 2 * MINUTE
+
+
+async def test_a_schedule_that_is_made_again_while_it_fires_stays_as_it_is_made(
+    lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The firing notes its next time on the schedule that it has read, and on no other."""
+    await lab.engine.schedules.put(every_minute())
+    lab.clock.advance(MINUTE)
+    race = Race(lab, monkeypatch)
+
+    async def rival() -> None:
+        await second_lab.engine.schedules.remove("tick")
+        await second_lab.engine.schedules.put(replace(every_minute(), kind="tock"))
+
+    race.before("records.put", rival)
+    await lab.engine.schedules.fire_due()
+    assert (await lab.engine.schedules.get("tick")).kind == "tock"
 
 
 async def test_a_schedule_can_be_listed_triggered_and_removed(lab: Lab) -> None:

@@ -166,6 +166,31 @@ async def test_what_runs_already_is_never_turned_away(lab: Lab) -> None:
     assert (again.id, again.attempt, again.snapshot.life.retries) == (retried.id, 1, 1)
 
 
+@pytest.mark.parametrize("refused", [False, True], ids=["in its backoff", "for its budget"])
+@pytest.mark.parametrize("search", [False, True], ids=["claimed", "granted"])
+async def test_a_clean_up_needs_no_budget(lab: Lab, refused: bool, search: bool) -> None:
+    """§2.7: cancelled while it waits for a retry, a run that has started undoes what it did"""
+    clean = {"cleanup_policy": {"cleanup_timeout_ms": 60_000}}
+    await make(lab)
+    claim = await lab.running(policy={**TEAM, **RETRY, **clean})
+    await report(lab, claim, 10)
+    await lab.fail(claim)
+    if refused:
+        await lab.pass_time(60_000)
+        assert await claimed(lab) == []
+        assert await lab.state(claim.id) is LIMITED
+    await lab.engine.executions.cancel(claim.id, reason="enough")
+    if search:
+        granted = await lab.engine.grants.find_and_issue(W2, lane="default")
+        assert granted is not None
+        again = await lab.engine.grants.claim(granted.id, W2)
+    else:
+        (again,) = await claimed(lab)
+    assert again.id == claim.id
+    await lab.engine.attempts.finish_cleanup(again)
+    assert await lab.state(claim.id) is PublicState.CANCELLED
+
+
 async def test_slots_of_quotas_go_back(lab: Lab) -> None:
     """Whoever waits for a budget keeps nobody from a quota"""
     await lab.engine.quotas.create(Quota(name="q", concurrency=1))

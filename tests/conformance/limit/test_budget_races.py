@@ -109,6 +109,23 @@ async def test_a_reset_against_a_spend(lab: Lab, second_lab: Lab, posts: Posts) 
     assert (budget.used, budget.resets, budget.period) == ({}, 2, 2)
 
 
+async def test_a_spend_against_a_budget_that_is_made_again(
+    lab: Lab, second_lab: Lab, posts: Posts
+) -> None:
+    """I-23, I-24: the new one has its own limits and has forgotten everything, although it was
+    made in the same millisecond"""
+    await make(lab, 100)
+
+    async def rival() -> None:
+        assert await second_lab.engine.budgets.delete("team")
+        await make(second_lab, 5)
+
+    posts.rival = rival
+    assert await spend(lab, 8) == HardBreach("team", "tokens", 0, 5)
+    budget = await lab.engine.budgets.get("team")
+    assert (budget.used, budget.limits, budget.breaches) == ({}, {"tokens": Limit(hard=5)}, 1)
+
+
 async def test_a_scheduled_reset_by_two_sweeps_is_one(
     lab: Lab, second_lab: Lab, posts: Posts
 ) -> None:

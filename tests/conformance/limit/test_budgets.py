@@ -9,7 +9,7 @@ import pytest
 
 from flowfabric.core.base.errors import FlowFabricError, Invalid, NotFound, Unavailable
 from flowfabric.core.base.time import Millis
-from flowfabric.core.limit.budget import MAX_AMOUNT, MAX_DEPTH, Budget, Limit, OnHard, Scope
+from flowfabric.core.limit.budget import MAX_AMOUNT, MAX_DEPTH, Budget, Limit, OnHard, OnSoft, Scope
 from flowfabric.core.limit.spend import (
     AlreadyApplied,
     Created,
@@ -209,6 +209,15 @@ async def test_advice_is_counted_and_told(lab: Lab) -> None:
     assert (await lab.engine.budgets.get("team")).soft_breaches == 1
     await lab.submit(policy=TEAM)
     assert len(await lab.claim()) == 1
+
+
+async def test_no_person_is_asked_about_advice(lab: Lab) -> None:
+    """Q-9: on_soft=approve is for soft limits; an approval could not raise the hard one"""
+    await make(lab, 10, 20, on_hard=OnHard.WARN, on_soft=OnSoft.APPROVE)
+    assert await spend(lab, 11) == SoftBreach("team", "tokens", 11, 10, OnSoft.WARN)
+    assert await spend(lab, 10) == SoftBreach("team", "tokens", 21, 20, OnSoft.APPROVE)
+    await lab.engine.budgets.grant("team", "tokens", 20)
+    assert await spend(lab, 1) == SoftBreach("team", "tokens", 22, 10, OnSoft.WARN)
 
 
 async def test_a_store_that_is_away_is_told(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

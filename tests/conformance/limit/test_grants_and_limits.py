@@ -1,5 +1,7 @@
 """Grants, closed lanes and spent budgets."""
 
+from uuid import UUID
+
 import pytest
 
 from flowfabric.core.base.errors import NotEligible, Unavailable
@@ -164,6 +166,19 @@ async def test_a_named_run_is_asked_for_its_budgets_when_it_is_redeemed(lab: Lab
     await lab.engine._limits.drain()
     await lab.engine.budgets.spend("team", {"calls": 1})
     assert (await lab.engine.grants.take(id)).id == id
+
+
+async def test_a_repeated_redemption_keeps_what_it_has_started(lab: Lab) -> None:
+    """§2.7, INV-23: nothing stops what is running; a caller that repeats gets the same lease"""
+    await lab.engine.budgets.define(Budget(name="team", limits={"calls": Limit(hard=1)}))
+    id = await lab.submit(policy=TEAM)
+    await lab.engine.grants.issue(id, W1)
+    claim = await lab.engine.grants.claim(id, W1, lease_id=UUID(int=7))
+    await lab.engine.budgets.report(claim, {"calls": 1})
+    again = await lab.engine.grants.claim(id, W1, lease_id=UUID(int=7))
+    assert again.fence == claim.fence
+    assert await lab.state(id) == "active"
+    await lab.complete(claim)
 
 
 async def test_a_redemption_that_comes_too_late_gives_no_slot_back(lab: Lab) -> None:

@@ -434,3 +434,16 @@ async def test_a_paused_lane_gets_no_slot(lab: Lab) -> None:
     open = await one(lab, KEY)
     assert (await lab.claim_one()).id == open
     assert await lab.state(closed) == "rate_limited"
+
+
+async def test_what_is_known_of_a_deleted_quota_is_not_known_of_the_next(
+    lab: Lab, second_lab: Lab
+) -> None:
+    """I-27: the next one was made in the same millisecond, and has seen as many changes"""
+    await define(lab, concurrency_per_key=5)
+    await one(lab, KEY)
+    assert await second_lab.engine.quotas.delete("q")
+    await define(second_lab, concurrency_per_key=2)
+    await one(second_lab, KEY)
+    await crowd(lab, 4, KEY)
+    assert await slots(lab) == (2, 4)

@@ -8,6 +8,7 @@ import pytest
 from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.status import PublicState
+from flowfabric.core.limit.check_admission import RateExceeded
 from flowfabric.core.limit.quota import Rate
 from flowfabric.engine.execution.claims import Claim
 from tests.kit import waits as waiting
@@ -266,6 +267,23 @@ async def test_a_rate_opens_exactly_when_it_says(lab: Lab) -> None:
     assert lab.engine._limits.opens_at is None
     lab.clock.advance(300)
     assert (await quotas.status("q")).opens_at is None
+
+
+async def test_a_rate_of_a_day_opens_exactly_when_it_says(lab: Lab) -> None:
+    """§3.2, C-T95: retry-after is the oldest start and the window, also of a long one"""
+    day = 86_400_000
+    await define(lab, rate=Rate(2, Millis(day)))
+    lab.clock.advance(12_345)
+    await one(lab)
+    lab.clock.advance(1_000)
+    await one(lab)
+    last = await one(lab)
+    answer = await lab.engine.quotas.check_admission("q", last)
+    assert answer == RateExceeded("q", Millis(day - 1_000))
+    await lab.pass_time(day - 1_001)
+    assert await waits(lab, last)
+    await lab.pass_time(1)
+    assert not await waits(lab, last)
 
 
 async def test_windows_of_a_key_are_its_own(lab: Lab) -> None:

@@ -99,7 +99,11 @@ def test_a_new_budget_has_spent_nothing_whatever_it_is_copied_from() -> None:
         version=6,
     )
     fresh = tokens(
-        every=Millis(5000), created_at=NOW, updated_at=NOW, next_reset_at=Millis(NOW + 5000)
+        every=Millis(5000),
+        created_at=NOW,
+        updated_at=NOW,
+        next_reset_at=Millis(NOW + 5000),
+        version=6,  # the engine has given it one that no other had
     )
     assert begin(copied, NOW) == fresh
     assert begin(tokens(), NOW).next_reset_at is None

@@ -407,14 +407,14 @@ def test_what_no_window_reaches_is_forgotten() -> None:
     assert hall.admitted[("a", "=k")] == Counter({START + 30: 1, START + 30 + AHEAD: 1})
 
 
-def test_of_long_windows_a_thousandth_is_told_apart() -> None:
+def test_of_many_starts_in_a_long_window_a_thousandth_is_told_apart() -> None:
     """Never earlier than it was: the log stays short and nobody starts too early."""
-    day = 86_400_000
-    hall = Hall(Quota(name="a", rate=Rate(2, Millis(day)), rate_per_key=Rate(9, Millis(1_000))))
-    for _ in range(3):
+    day, count = 86_400_000, 1001
+    hall = Hall(Quota(name="a", rate=Rate(count, Millis(day)), rate_per_key=Rate(2000, Millis(9))))
+    for _ in range(count + 1):
         hall.come(at_line(a="k"))
     began = hall.now = Millis(1_700_000_000_001)
-    assert len(hall.release("a")) == 2
+    assert [len(hall.release("a")) for _ in range(4)] == [500, 500, 1, 0]
     (noted,) = hall.admitted["a", ALL]
     assert began <= noted < began + day // 1000
     assert noted % (day // 1000) == 0
@@ -429,7 +429,7 @@ def test_of_long_windows_a_thousandth_is_told_apart() -> None:
 
 def test_starts_given_back_are_the_oldest_of_their_span() -> None:
     """C-T95: a moment of admission may be ahead of its release; keys and long windows count too."""
-    quota = Quota(name="q", rate=Rate(5, Millis(1000)), rate_per_key=Rate(5, Millis(86_400_000)))
+    quota = Quota(name="q", rate=Rate(5, Millis(1000)), rate_per_key=Rate(5000, Millis(86_400_000)))
     at = Millis(86_400_000_000)
     uses = uses_of(at_line(q="k"))
     back = starts_back([(uses, at), (uses, Millis(at + 7))], {"q": quota})

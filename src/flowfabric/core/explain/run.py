@@ -46,7 +46,7 @@ from flowfabric.core.explain.state import (
 )
 from flowfabric.core.explain.workers import NOTHING_RUNS, Running, lane_reasons, worker_reason
 from flowfabric.core.limit.budget import Budget
-from flowfabric.core.limit.budget_gate import STARTS
+from flowfabric.core.limit.budget_gate import is_new_work
 from flowfabric.core.limit.lane import Lane, LaneState, begins
 from flowfabric.core.limit.release import Key, QuotaView
 
@@ -164,7 +164,7 @@ def _claim_reasons(
     snapshot: Snapshot, next: Next, around: Around, running: Running
 ) -> Iterator[Reason]:
     yield from lane_reasons(around.lane, running, next)
-    if next.start in STARTS and snapshot.life.budget is None:
+    if is_new_work(snapshot, next.start) and snapshot.life.budget is None:
         yield from budget_reasons(around.budgets, around.budget_names)
     yield worker_reason(snapshot.execution.route, around.workers, around.now)
 

@@ -9,7 +9,7 @@ from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.serving import serving
 from flowfabric.core.execution.status import Blocking
 from flowfabric.core.limit.budget import Exhausted
-from flowfabric.core.limit.budget_gate import STARTS
+from flowfabric.core.limit.budget_gate import is_new_work
 
 
 def cause_of(snapshot: Snapshot | None) -> Blocking | None:
@@ -47,4 +47,4 @@ def is_gone(
 def _starts(snapshot: Snapshot) -> bool:
     """Budgets stop starts; a run that has started goes on."""
     state = snapshot.state
-    return isinstance(state, Waiting) and state.next.start in STARTS
+    return isinstance(state, Waiting) and is_new_work(snapshot, state.next.start)

@@ -313,7 +313,7 @@ def new_period(budget: Budget, began_at: Millis) -> Budget:
 
 
 def begin(budget: Budget, now: Millis) -> Budget:
-    """A new budget: nothing is spent, the first reset is one interval from now."""
+    """A new budget of this version: nothing is spent, the first reset is one interval from now."""
     fresh = Budget(
         name=budget.name,
         parent=budget.parent,
@@ -328,6 +328,7 @@ def begin(budget: Budget, now: Millis) -> Budget:
         labels=budget.labels,
         created_at=now,
         updated_at=now,
+        version=budget.version,
     )
     return replace(fresh, next_reset_at=following_reset(fresh, now))
 

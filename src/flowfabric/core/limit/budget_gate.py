@@ -27,10 +27,16 @@ STARTS = BEGINS | {Start.RETRY}
 """Claiming one of these starts new work. An execution that has started is never sent back."""
 
 
+def is_new_work(snapshot: Snapshot, start: Start) -> bool:
+    """Whether claiming the execution with this start is stopped by a budget. The clean-up of a run
+    is the end of its work, also if the run was cancelled before a retry."""
+    return start in STARTS and snapshot.life.cleanup is None
+
+
 def is_start(snapshot: Snapshot) -> bool:
     """Whether the claimed attempt is new work."""
     state = snapshot.state
-    return isinstance(state, Active) and state.lease.start in STARTS
+    return isinstance(state, Active) and is_new_work(snapshot, state.lease.start)
 
 
 def turn_away(
@@ -51,7 +57,7 @@ def hold_back(snapshot: Snapshot | None, now: Millis, why: Exhausted) -> "Change
     """An execution that no worker has yet waits for its budget. False if it was claimed or granted
     by now."""
     match snapshot:
-        case Snapshot(state=Ready(next=next, hold=hold)) if next.start in STARTS:
+        case Snapshot(state=Ready(next=next, hold=hold)) if is_new_work(snapshot, next.start):
             if hold is not None and hold.alive(now):
                 return unchanged(False)
             life = replace(snapshot.life, budget=why.budget, detail=str(why), touched_at=now)

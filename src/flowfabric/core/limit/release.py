@@ -37,7 +37,8 @@ Key = tuple[str, str]
 ALL = ""
 
 LONG = 3_600_000
-"""Longer windows are not exact to the millisecond."""
+MANY = 1000
+"""Windows that are longer, of a rate of more starts, are not exact to the millisecond."""
 
 
 class Candidate(Struct, frozen=True, gc=False):
@@ -499,9 +500,10 @@ def _passed(window: Window, most: int, span: Millis) -> Millis:
 
 
 def _noted_at(rate: Rate, now: Millis) -> Millis:
-    """The moment under which an admission of now is recorded. Long windows are rounded up to a
-    thousandth of the window: the log stays short, and no execution starts too early."""
-    if rate.window <= LONG or rate.smooth:
+    """The moment under which an admission of now is recorded. Of many starts in a long window it is
+    rounded up to a thousandth of the window: the log has no more rows than that, and no execution
+    starts too early."""
+    if rate.window <= LONG or rate.count <= MANY or rate.smooth:
         return now
-    grain = rate.window // 1000
+    grain = rate.window // MANY
     return Millis(-(-now // grain) * grain)

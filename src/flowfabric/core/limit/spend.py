@@ -379,13 +379,16 @@ def _count_bounded(ledger: BudgetLedger, budget: Budget, amounts: Amounts, now: 
 
 
 def _soft_breach(budget: Budget, amounts: Amounts) -> SoftBreach | None:
+    """The first dimension above its soft limit, or above a hard limit that only warns, which no
+    approval raises."""
     for dimension in amounts:
         used = budget.used.get(dimension, 0)
-        limits = [budget.soft(dimension), None if budget.strict else budget.hard(dimension)]
-        for limit in limits:
-            if limit is not None and used > limit:
-                more = budget.limits[dimension].more
-                return SoftBreach(budget.name, dimension, used, limit, budget.on_soft, more)
+        soft, hard = budget.soft(dimension), budget.hard(dimension)
+        if soft is not None and used > soft:
+            more = budget.limits[dimension].more
+            return SoftBreach(budget.name, dimension, used, soft, budget.on_soft, more)
+        if hard is not None and used > hard and not budget.strict:
+            return SoftBreach(budget.name, dimension, used, hard)
     return None
 
 

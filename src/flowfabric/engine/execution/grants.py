@@ -22,6 +22,7 @@ from flowfabric.core.base.numbers import check_limit, check_whole
 from flowfabric.core.base.text import check_lane, check_namespace, check_worker
 from flowfabric.core.base.time import Millis, Span, check_span
 from flowfabric.core.execution import grant as rules
+from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.grant import (
     OPERATOR,
     Granted,
@@ -46,7 +47,7 @@ from flowfabric.core.execution.lease import DEFAULT_TTL, MAX_TTL, Taking
 from flowfabric.core.execution.model import Active, Ready, Snapshot, WorkerIdentity
 from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.limit.budget import Exhausted, spent
-from flowfabric.core.limit.budget_gate import STARTS
+from flowfabric.core.limit.budget_gate import is_new_work
 from flowfabric.engine.commit.observer import looking, watching
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.attempts import seal_claim
@@ -193,13 +194,22 @@ class Grants(Service):
         its budgets is used up: it waits for the budget, and the grant is gone.
 
         Give a `lease_id` if the reply may get lost: the same worker and instance get the same lease
-        again with the same lease id. With a `key`, only the grant with that key is redeemed.
-        `attempt` gives the new attempt an id, a policy and a timeout, and the execution a deadline.
-        The same arguments work for every kind of redemption."""
+        again with the same lease id, also if its budgets are used up by then. With a `key`, only
+        the grant with that key is redeemed. `attempt` gives the new attempt an id, a policy and a
+        timeout, and the execution a deadline. The same arguments work for every kind of
+        redemption."""
         taking = self._taking(worker, ttl, lease_id, key, attempt)
         expected = _count(expected_attempt, "expected_attempt")
-        snapshot = await self._decide(id, rules.claim_granted, taking, expected)
-        return await self._claim(await self._admitted(snapshot), taking)
+        starts = False
+
+        def redeem(found: Snapshot | None, now: Millis) -> Change[Snapshot]:
+            nonlocal starts
+            change = rules.claim_granted(found, now, taking, expected)
+            starts = starts or change.after is not None  # a repeat has started already
+            return change
+
+        snapshot = await self._decide(id, redeem)
+        return await self._claim(await self._admitted(snapshot) if starts else snapshot, taking)
 
     async def claim_resumed(
         self,
@@ -284,7 +294,7 @@ class Grants(Service):
     async def _spent(self, candidate: Snapshot) -> Exhausted | None:
         """The used-up budget that keeps it from starting. A started execution continues."""
         state = candidate.state
-        if not isinstance(state, Ready) or state.next.start not in STARTS:
+        if not isinstance(state, Ready) or not is_new_work(candidate, state.next.start):
             return None
         names = await self._budget_gate.known.names_of(candidate.execution)
         known = await self._budget_gate.known.budgets(names) if names else {}

@@ -28,6 +28,8 @@ from flowfabric.store.rows.record import SCHEDULES
 log = logging.getLogger("flowfabric.schedules")
 
 MAX_PAGE = 1000
+FIRST_BITS = 30
+"""Of the first version of a schedule: the column has 32."""
 
 
 class Schedules(Service):
@@ -43,7 +45,8 @@ class Schedules(Service):
         changes nothing: neither its next time nor whether it is paused."""
         new = rules.check_schedule(schedule)
         create(self._submission(new, Millis(0)), self._fresh(), self._now())
-        return await self._change(new.name, lambda old, now: _declared(old, new, now))
+        first = replace(new, version=self._first_version(FIRST_BITS))
+        return await self._change(new.name, lambda old, now: _declared(old, first, now))
 
     async def get(self, name: str) -> Schedule:
         asked = check_text(name, "schedule name")

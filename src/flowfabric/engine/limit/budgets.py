@@ -283,7 +283,8 @@ class Budgets(Service):
     async def _defined(
         self, budget: Budget, rule: Callable[[BudgetLedger, Budget, Millis], Created | Known]
     ) -> Created | Known:
-        checked = _as_stored(check_budget(check_kind_of(budget, Budget, "budget")))
+        given = check_budget(check_kind_of(budget, Budget, "budget"))
+        checked = replace(_as_stored(given), version=self._first_version())
         names = (checked.name,) if checked.parent is None else (checked.name, checked.parent)
 
         def defined(books: BudgetLedger, now: Millis) -> tuple[Created | Known, list[str]]:

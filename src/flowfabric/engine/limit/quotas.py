@@ -178,7 +178,7 @@ class Quotas(Service):
 
     async def _write(self, quota: Quota, *, over: bool) -> bool:
         checked = check_quota(check_kind_of(quota, Quota, "quota"))
-        store, now = self._context.store, self._now()
+        store, now, first = self._context.store, self._now(), self._first_version()
 
         async def round(_: int) -> bool | Literal[RaceLost.RACE_LOST]:
             old = await find(store, QUOTAS, checked.name)
@@ -188,7 +188,7 @@ class Quotas(Service):
             view = await store.quota_view(QuotaViewRequest(checked.name, (), 1, 1, now))
             created_at = now if old is None else old.created_at
             new = limits_since(checked, view, now)
-            new = replace(new, created_at=created_at, updated_at=now)
+            new = replace(new, version=first, created_at=created_at, updated_at=now)
             if not await store.records.put(QUOTAS, new, 0 if old is None else old.version):
                 return RACE_LOST
             self._context.known_limits.quotas.add(checked.name)

@@ -148,7 +148,13 @@ def _reading(cls: type[D], *members: str) -> Callable[[Sequence[Any], int, Any],
     return read
 
 
-def _made_at(value: Quota | Budget | Subscription | Webhook) -> int:
+def _given(value: Presence | Schedule | Quota | Budget) -> int:
+    """A new record begins with the version that its maker gave it, one that no earlier record of
+    the same key had."""
+    return max(1, value.version)
+
+
+def _made_at(value: Subscription | Webhook) -> int:
     """A new record begins with the moment it was made, so that a decision about one that was
     deleted does not fit the one that was made in its place."""
     return max(1, value.created_at)
@@ -185,6 +191,7 @@ SCHEDULES: RecordKind[str, Schedule] = RecordKind(
     key={"name": "text"},
     columns={"next_at": attrgetter("next_at")},
     due="next_at",
+    first=_given,
     read=_reading(Schedule, "name"),
     write=document.write,
 )
@@ -195,7 +202,7 @@ PRESENCES: RecordKind[tuple[str, str], Presence] = RecordKind(
     key={"namespace": "text", "instance": "text"},
     columns={"expires_at": attrgetter("kept_until")},
     due="expires_at",
-    first=lambda presence: max(1, presence.version),
+    first=_given,
     expired=lambda key, presence, now: expired(key[0], key[1], presence, now),
     read=_reading(Presence, "namespace", "instance"),
     write=document.write,
@@ -206,7 +213,7 @@ QUOTAS: RecordKind[str, Quota] = RecordKind(
     table="quota",
     key={"name": "text"},
     owned={"admission": "quota"},
-    first=_made_at,
+    first=_given,
     read=_reading(Quota, "name"),
     write=document.write,
 )
@@ -231,7 +238,7 @@ BUDGETS: RecordKind[str, Budget] = RecordKind(
         "next_reset_at": attrgetter("next_reset_at"),
     },
     due="next_reset_at",
-    first=_made_at,
+    first=_given,
     read=_reading(Budget, "name"),
     write=document.write,
 )
