@@ -18,7 +18,7 @@ from flowfabric.core.base.errors import (
     NotInFlow,
     SelfEdge,
 )
-from flowfabric.core.base.ids import ExecutionId, flow_partition, is_home
+from flowfabric.core.base.ids import ANYWHERE, ExecutionId, flow_partition, is_home
 from flowfabric.core.base.numbers import check_kind_of, check_whole
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change, unchanged
@@ -89,8 +89,9 @@ def held(creation: Creation) -> Creation:
 
 
 def check_home(flow: UUID, id: ExecutionId) -> None:
-    """Before the store is asked: only an execution made for the flow can join it."""
-    if id.partition_index != flow_partition(flow):
+    """Before the store is asked: only an execution made for the flow can join it. An id without its
+    partition is judged when the execution was loaded."""
+    if id.partition_index not in (ANYWHERE, flow_partition(flow)):
         raise Invalid("partition mismatch: the run was not created for this flow")
 
 
@@ -100,7 +101,8 @@ def join(
     """Makes an execution a member, in any state; one that has ended is counted at once."""
     if snapshot is None:
         raise NotFound("execution", id)
-    home = snapshot.execution.flow
+    id, home = snapshot.execution.id, snapshot.execution.flow
+    check_home(flow.id, id)
     if home not in (None, flow.id) and not is_home(home):
         if snapshot.head.flags & Flags.FLOW:
             raise AlreadyInFlow(home)
