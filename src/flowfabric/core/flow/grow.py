@@ -22,7 +22,7 @@ from flowfabric.core.base.ids import ANYWHERE, ExecutionId, flow_partition, is_h
 from flowfabric.core.base.numbers import check_kind_of, check_whole
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change, unchanged
-from flowfabric.core.execution.model import Ended, Flags, Snapshot, Waiting
+from flowfabric.core.execution.model import Ended, Flags, Gate, Snapshot, Waiting
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.submission import Creation
 from flowfabric.core.flow.graph import admitted, check_on, check_policy
@@ -230,13 +230,21 @@ def seal(flow: Flow, now: Millis) -> FlowChange:
     return FlowChange(flow, after, owed=(release,))
 
 
-def unseal(snapshot: Snapshot | None, now: Millis) -> "Change[object]":
-    """Lets a member of a sealed flow go: its join is judged, then the other gates are asked."""
-    if snapshot is None or not snapshot.life.unsealed:
+def is_released(snapshot: Snapshot, *, closed: bool) -> bool:
+    """Whether a member is owed to be let go: it is held, or it waits for edges that cannot come,
+    since its flow is `closed`."""
+    join = snapshot.life.join
+    waits = isinstance(snapshot.state, Waiting) and snapshot.state.gate is Gate.DEPENDENCIES
+    return snapshot.life.unsealed or (closed and waits and join is not None and join.lacks_edges)
+
+
+def unseal(snapshot: Snapshot | None, now: Millis, *, closed: bool) -> "Change[object]":
+    """Lets a member of a sealed or `closed` flow go: its join is judged, then the other gates are
+    asked. A closed flow takes no edges, so a join that lacks some is impossible."""
+    if snapshot is None or not is_released(snapshot, closed=closed):
         return unchanged(None)
     join = snapshot.life.join
-    if join is not None and join.n < join.needed:
-        # The flow was cancelled before all edges were there: some never come.
+    if closed and join is not None and join.lacks_edges:
         join = replace(join, state=JoinState.IMPOSSIBLE, fired_at=now)
     return rejoined(snapshot, now, replace(snapshot.life, join=join, unsealed=False))
 
