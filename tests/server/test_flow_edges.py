@@ -341,6 +341,36 @@ async def test_a_policy_is_fixed_by_the_first_edge(http: httpx.AsyncClient) -> N
     assert "edge_group_policy_already_fixed" in body["error"]
 
 
+async def test_a_quorum_of_none_is_refused_before_the_flow_is_looked_for(
+    http: httpx.AsyncClient,
+) -> None:
+    """C-T35, coordination.md 1.4: check 1 is that of k, check 2 that of the flow."""
+    flow = await create_flow(http)
+    member = await add_member(http, flow)
+    for k in (0, 2**31):
+        for id in (flow, NOBODY):
+            path = f"{URL}/{id}/edge-groups/{member}"
+            refused = await http.put(path, json={"kind": "quorum", "k": k})
+            assert error_of(refused, 400)["code"] == "invalid_input"
+    path = f"{URL}/{NOBODY}/edge-groups/{member}"
+    error_of(await http.put(path, json={"kind": "quorum", "k": 1}), 404)
+
+
+async def test_a_group_tells_how_many_upstreams_still_run(
+    http: httpx.AsyncClient, lab: Lab
+) -> None:
+    """C-T61, coordination.md 1.10: running is what is neither satisfied, failed nor skipped."""
+    flow = await create_flow(http)
+    a, b, c = [await add_member(http, flow) for _ in range(3)]
+    await link(http, flow, b, c, await link(http, flow, a, c, 3))
+    await lab.complete(await lab.claim_one())
+    await lab.engine.flows.drain()
+    group = (await http.get(f"{URL}/{flow}")).json()["edge_groups"][c]
+    assert (group["n"], group["succeeded"], group["running"]) == (2, 1, 1)
+    members = (await http.get(f"{URL}/{flow}/members")).json()["members"]
+    assert [each["join"]["running"] for each in members if each["join"]] == [1]
+
+
 async def test_the_ends_of_an_edge_are_tagged(http: httpx.AsyncClient) -> None:
     """server-sdk.md 1.2: an ExecutionId on the wire is `{fp:N}:<uuid>`."""
     flow = await create_flow(http)

@@ -189,6 +189,20 @@ async def test_members_of_nothing(http: httpx.AsyncClient) -> None:
     assert error_of(unknown, 404)["error"] == "not found: flow"
 
 
+async def test_a_plain_uuid_of_nothing_does_not_join(http: httpx.AsyncClient) -> None:
+    """C-T3, C-T4, C-T7: without a partition the flow is looked for first, then the execution; one
+    that is there shows its partition"""
+    flow, bare = await create_flow(http), {"execution_id": NOBODY}
+    missing = await http.post(f"{URL}/{flow}/members", json=bare)
+    assert error_of(missing, 404)["error"] == f"execution not found: {NOBODY}"
+    unknown = await http.post(f"{URL}/{NOBODY}/members", json=bare)
+    assert error_of(unknown, 404)["error"] == "not found: flow"
+    solo = await create(http, execution_id=tagged(NOBODY, (place_of(flow) + 1) % 256))
+    assert uuid_of(solo) == UUID(NOBODY)
+    elsewhere = await http.post(f"{URL}/{flow}/members", json=bare)
+    assert "partition mismatch" in error_of(elsewhere, 400)["error"]
+
+
 async def test_a_cancelled_flow_takes_no_members_and_edges(http: httpx.AsyncClient) -> None:
     """C-T10"""
     flow = await create_flow(http)

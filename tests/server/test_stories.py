@@ -7,6 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
+from flowfabric.core.execution.submission import Submission
+from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode
 from tests.kit.http import BUDGET, add_member, create, create_flow
 from tests.kit.lab import Lab
 from tests.kit.signalling import fresh
@@ -427,6 +429,19 @@ async def test_results_pass_along_an_edge(player: Player, result: bytes | None) 
     claim = await player.take("down")
     assert claim["execution_id"] == downstream
     assert claim["payload"] == b64(result or b"own")
+
+
+async def test_a_flow_that_an_application_declares_passes_results_by_name(
+    player: Player, lab: Lab
+) -> None:
+    """C-T26, F-23, I-16: a worker over HTTP gets them beside the own input of its run, as one in
+    Python does."""
+    up = GraphNode("up", Submission(kind="up", lane="up"))
+    own = Submission(kind="down", lane="down", payload=b'{"rows":null,"n":1}', encoding="json")
+    link = GraphEdge("up", "down", input="rows")
+    await lab.engine.flows.declare("nightly", Graph((up, GraphNode("down", own)), (link,)))
+    await player.do(await player.take("up"), "complete", result=[1, 2])
+    assert (await player.take("down"))["payload_json"] == {"rows": [1, 2], "n": 1}
 
 
 async def test_an_upstream_that_runs_again_has_passed_its_result(player: Player) -> None:

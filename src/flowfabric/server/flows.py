@@ -30,7 +30,6 @@ from flowfabric.server.access import (
 )
 from flowfabric.server.context import engine_of
 from flowfabric.server.errors import BODIES
-from flowfabric.server.parameters import find_run
 from flowfabric.server.wire import (
     U64,
     Now,
@@ -148,7 +147,9 @@ async def add_member(
 ) -> Response[AddMemberAnswer]:
     """Makes an execution of the flow's partition a member."""
     flow, engine = await own_flow(request, id, data.flow_id)
-    answer = await engine.flows.join(flow, await find_run(request, data.execution_id))
+    member = read_id(data.execution_id)
+    await check_run(caller_of(request), engine, member)
+    answer = await engine.flows.join(flow, member)
     if isinstance(answer, Added):
         added = AddedMember(str(answer.id), answer.nodes)
         return respond(AddMemberAnswer(Added=added), 201)

@@ -12,6 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
+from flowfabric.core.flow.grow import check_k
 from flowfabric.core.flow.join import AllOf, AnyOf, EdgeState, Join, JoinPolicy, Quorum, Rest
 from flowfabric.core.flow.model import Flow, FlowState
 from flowfabric.core.flow.status import FlowStatus, PublicFlowState, flow_status
@@ -57,7 +58,7 @@ class ShownPolicy(Struct, omit_defaults=True):
     on_satisfied: Rest | UnsetType = UNSET
 
 
-JOIN = also(Join, policy=ShownPolicy)
+JOIN = also(Join, policy=ShownPolicy, running=int)
 MEMBER = also(Member, join=JOIN | None)
 
 
@@ -219,6 +220,8 @@ async def declare_edge_group(
 async def _set_edge_group(
     request: Request[Any, Any, Any], id: str, downstream: str, data: EdgeGroupPolicy
 ) -> Response[dict[str, Any]]:
+    if data.kind == "quorum" and data.k is not None:
+        check_k(Quorum(data.k))  # before the flow is looked for
     key = await _existing(request, id)
     member = ExecutionId.member(key, read_member(downstream, key))
     changed = await engine_of(request).flows.set_join(key, member, _policy(data))
@@ -269,7 +272,9 @@ async def set_flow_tags(
 
 
 def _join(join: Join) -> dict[str, Any]:
-    return {**document(join), "policy": _shown_policy(join.policy)}
+    """`running` are the edges whose upstream has not ended."""
+    shown = {"policy": _shown_policy(join.policy), "running": join.running}
+    return {**document(join), **shown}
 
 
 def _member(member: Member) -> dict[str, Any]:
@@ -312,10 +317,10 @@ def _policy(data: EdgeGroupPolicy) -> JoinPolicy:
             return AllOf()
         case "any_of":
             return AnyOf(rest)
-        case "quorum" if data.k:
+        case "quorum" if data.k is not None:
             return Quorum(data.k, rest)
         case "quorum":
-            raise Invalid("a quorum needs k, at least 1")
+            raise Invalid("a quorum needs k")
         case _:
             raise Invalid("kind is all_of, any_of or quorum")
 

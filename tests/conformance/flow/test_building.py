@@ -34,7 +34,15 @@ from flowfabric.engine.commit import retry
 from flowfabric.engine.flow.flows import FlowCreated
 from flowfabric.store.queries import Query
 from tests.kit.flow_lab import failing
-from tests.kit.flowing import Growing, counters, join_of, kept, neighbours, unknown
+from tests.kit.flowing import (
+    Growing,
+    counters,
+    die_after_commits,
+    join_of,
+    kept,
+    neighbours,
+    unknown,
+)
 from tests.kit.lab import Lab
 from tests.kit.race import Race
 from tests.kit.signalling import fresh
@@ -279,6 +287,32 @@ async def test_a_flow_that_is_over_takes_nothing(
     else:
         assert await grow.seal(flow.id) is False  # the answer to the first one was lost
     assert await kept(flow) == before
+    assert [claim.id for claim in await lab.claim(limit=10)] == [outsider]
+
+
+@pytest.mark.inside
+async def test_a_flow_whose_last_ending_was_not_counted_takes_nothing(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I-6, I-22: the process died right after the commit that ended the last member"""
+    flow = await Growing.begin(lab, "a", "b")
+    await flow.seal()
+    die_after_commits(lab, monkeypatch)
+    for name in ("a", "b"):
+        await lab.complete(await flow.take(name))
+    outsider = await lab.submit(flow=flow.id)
+    assert (await flow.flow()).state is FlowState.COMPLETED
+    grow = lab.engine.flows
+    calls: list[Awaitable[object]] = [
+        grow.add(flow.id, Submission(kind="job")),
+        grow.join(flow.id, outsider),
+        flow.link("a>b"),
+        grow.stage_only(flow.edge("a>b"), 2),
+        grow.set_join(flow.id, flow["b"], AnyOf()),
+    ]
+    for call in calls:
+        with pytest.raises(FlowTerminal):
+            await call
     assert [claim.id for claim in await lab.claim(limit=10)] == [outsider]
 
 

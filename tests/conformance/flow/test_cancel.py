@@ -18,13 +18,14 @@ from flowfabric.core.execution.model import AttemptOutcome
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission
-from flowfabric.core.flow.join import Edge
+from flowfabric.core.flow.join import Edge, Quorum, Rest
 from flowfabric.core.flow.model import Cancellation, CancelPolicy, FlowState
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.flow.flows import FlowCancelled
+from flowfabric.engine.flow.flows import FlowCancelled, FlowCreated
 from flowfabric.engine.flow.walks import LIVING_PAGE
 from flowfabric.store.queries import MembersOf
 from tests.kit.flow_lab import Drawn, declare, fresh
+from tests.kit.flowing import Growing
 from tests.kit.lab import Lab
 from tests.kit.situations import DELAY, RETRY, completions, described, suspend
 
@@ -123,6 +124,41 @@ async def test_a_member_that_starts_meanwhile_is_not_pending(
     await drawn.settled()
     assert await drawn.states() == {"a": PublicState.ACTIVE, "b": CANCELLED}
     await lab.complete(begun[0])
+
+
+@pytest.mark.parametrize("eager", [False, True])
+async def test_no_member_waits_for_edges_that_cannot_come(lab: Lab, eager: bool) -> None:
+    """I-6, I-11, I-13: a cancelled flow takes no edge, so a quorum of more upstreams than there are
+    is impossible; nothing else of the flow is touched"""
+    made = await lab.engine.flows.create("nightly", eager=eager)
+    assert isinstance(made, FlowCreated)
+    flow = Growing(lab, made.id, {})
+    for name in ("a", "b", "busy"):
+        await flow.add(name)
+    if not eager:
+        await flow.seal()
+    for name in ("short", "next", "enough"):
+        await flow.add(name)
+    for name, k in (("short", 2), ("enough", 1), ("busy", 2)):
+        join = Quorum(k, Rest.LET_RUN)
+        await lab.engine.flows.set_join(flow.id, flow[name], join)
+    claim = await flow.take("busy")
+    for word in ("a>short", "short>next", "a>enough", "b>busy"):
+        await flow.link(word)
+    await lab.engine.flows.cancel(flow.id, policy=CancelPolicy.FLOW_ONLY)
+    await flow.settled()
+    assert await flow.states() == {
+        "a": PublicState.WAITING,
+        "b": PublicState.WAITING,
+        "busy": PublicState.ACTIVE,
+        "short": PublicState.SKIPPED,
+        "next": PublicState.SKIPPED,
+        "enough": PublicState.WAITING_CHILDREN,
+    }
+    await lab.complete(claim)
+    await flow.complete("a", "b")
+    await flow.complete("enough")
+    assert (await flow.check()).ended_at is not None
 
 
 async def test_flow_only_leaves_every_member_alone(lab: Lab) -> None:

@@ -444,6 +444,22 @@ async def test_a_quorum_is_not_lost_before_its_edges_are_there(lab: Lab) -> None
     await flow.complete("child")
 
 
+async def test_an_edge_between_the_seal_and_the_release_loses_no_quorum(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-12, I-11: the flow is sealed and its members are still held; the other edge comes later"""
+    flow = await Growing.begin(lab, "a", "b", "child")
+    await lab.engine.flows.set_join(flow.id, flow["child"], Quorum(2))
+    race = Race(lab, monkeypatch)
+    race.before("owing", lambda: flow.link("a>child"))
+    await flow.seal()
+    assert (race.left, await lab.state(flow["child"])) == (0, PublicState.WAITING_CHILDREN)
+    await flow.link("b>child")
+    await flow.complete("a", "b")
+    await flow.complete("child")
+    assert await flow.state() is FlowState.COMPLETED
+
+
 async def test_the_seal_skips_what_has_become_impossible(lab: Lab) -> None:
     """F-12, I-13, I-14: an upstream failed while the flow was open"""
     flow = await Growing.begin(lab, "b", "c")

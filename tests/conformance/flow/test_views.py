@@ -15,6 +15,7 @@ from flowfabric.core.flow.join import AllOf, AnyOf, Join, JoinState, On, Quorum,
 from flowfabric.core.flow.model import CancelPolicy, Flow, FlowState
 from tests.kit import situations
 from tests.kit.flow_lab import Drawn, declare, fresh
+from tests.kit.flowing import die_after_commits
 from tests.kit.lab import Lab
 from tests.kit.situations import missing_ids, suspend
 
@@ -295,6 +296,22 @@ async def test_flows_are_found_by_what_they_are(lab: Lab) -> None:
     ]
     assert await ids(states=(FlowState.OPEN,), namespace="default") == [plain.id]
     assert await ids(limit=0) == []
+
+
+@pytest.mark.inside
+async def test_flows_are_listed_as_they_are_right_after_an_ending(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C-T62, I-22, F-32: also if the process that ended a member died right after the commit"""
+    over, half = await declare(lab, "a"), await declare(lab, "a", "b")
+    die_after_commits(lab, monkeypatch)
+    for drawn in (over, half):
+        await lab.complete(await drawn.take("a"))
+    page = lab.engine.flow_views.page
+    assert [flow.id for flow in await page(states=(FlowState.COMPLETED,))] == [over.id]
+    (running,) = await page(states=(FlowState.RUNNING,))
+    assert (running.id, running.ended) == (half.id, {"success": 1})
+    assert await page() == [await over.flow(), await half.flow()]
 
 
 @pytest.mark.rules

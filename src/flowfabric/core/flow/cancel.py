@@ -28,10 +28,11 @@ def takes_members_along(flow: Flow) -> bool:
 
 def cancel_entries(flow: Flow, *, held: bool) -> tuple[OutboxEntry, ...]:
     """What a cancelled flow owes: cancel the members; let those go that are left, since the flow
-    cannot be sealed any more."""
+    cannot be sealed any more and takes no edges."""
     if flow.cancel is None or not flow.nodes:
         return ()
-    kinds = [OutboxKind.CANCEL] * takes_members_along(flow) + [OutboxKind.RELEASE] * held
+    released = held or flow.cancel.policy is not CancelPolicy.ALL
+    kinds = [OutboxKind.CANCEL] * takes_members_along(flow) + [OutboxKind.RELEASE] * released
     return tuple(OutboxEntry(flow.id, flow.id, flow.version, kind) for kind in kinds)
 
 

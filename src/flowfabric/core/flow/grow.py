@@ -18,11 +18,11 @@ from flowfabric.core.base.errors import (
     NotInFlow,
     SelfEdge,
 )
-from flowfabric.core.base.ids import ExecutionId, flow_partition, is_home
+from flowfabric.core.base.ids import ANYWHERE, ExecutionId, flow_partition, is_home
 from flowfabric.core.base.numbers import check_kind_of, check_whole
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change, unchanged
-from flowfabric.core.execution.model import Ended, Flags, Snapshot, Waiting
+from flowfabric.core.execution.model import Ended, Flags, Gate, Snapshot, Waiting
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.submission import Creation
 from flowfabric.core.flow.graph import admitted, check_on, check_policy
@@ -89,8 +89,9 @@ def held(creation: Creation) -> Creation:
 
 
 def check_home(flow: UUID, id: ExecutionId) -> None:
-    """Before the store is asked: only an execution made for the flow can join it."""
-    if id.partition_index != flow_partition(flow):
+    """Before the store is asked: only an execution made for the flow can join it. An id without its
+    partition is judged when the execution was loaded."""
+    if id.partition_index not in (ANYWHERE, flow_partition(flow)):
         raise Invalid("partition mismatch: the run was not created for this flow")
 
 
@@ -100,7 +101,8 @@ def join(
     """Makes an execution a member, in any state; one that has ended is counted at once."""
     if snapshot is None:
         raise NotFound("execution", id)
-    home = snapshot.execution.flow
+    id, home = snapshot.execution.id, snapshot.execution.flow
+    check_home(flow.id, id)
     if home not in (None, flow.id) and not is_home(home):
         if snapshot.head.flags & Flags.FLOW:
             raise AlreadyInFlow(home)
@@ -228,13 +230,21 @@ def seal(flow: Flow, now: Millis) -> FlowChange:
     return FlowChange(flow, after, owed=(release,))
 
 
-def unseal(snapshot: Snapshot | None, now: Millis) -> "Change[object]":
-    """Lets a member of a sealed flow go: its join is judged, then the other gates are asked."""
-    if snapshot is None or not snapshot.life.unsealed:
+def is_released(snapshot: Snapshot, *, closed: bool) -> bool:
+    """Whether a member is owed to be let go: it is held, or it waits for edges that cannot come,
+    since its flow is `closed`."""
+    join = snapshot.life.join
+    waits = isinstance(snapshot.state, Waiting) and snapshot.state.gate is Gate.DEPENDENCIES
+    return snapshot.life.unsealed or (closed and waits and join is not None and join.lacks_edges)
+
+
+def unseal(snapshot: Snapshot | None, now: Millis, *, closed: bool) -> "Change[object]":
+    """Lets a member of a sealed or `closed` flow go: its join is judged, then the other gates are
+    asked. A closed flow takes no edges, so a join that lacks some is impossible."""
+    if snapshot is None or not is_released(snapshot, closed=closed):
         return unchanged(None)
     join = snapshot.life.join
-    if join is not None and join.n < join.needed:
-        # The flow was cancelled before all edges were there: some never come.
+    if closed and join is not None and join.lacks_edges:
         join = replace(join, state=JoinState.IMPOSSIBLE, fired_at=now)
     return rejoined(snapshot, now, replace(snapshot.life, join=join, unsealed=False))
 

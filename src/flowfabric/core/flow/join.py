@@ -126,6 +126,11 @@ class Join(Document, frozen=True, kw_only=True, omit_defaults=True, gc=False):
         return self.n > 0 and self.state is JoinState.PENDING
 
     @property
+    def lacks_edges(self) -> bool:
+        """Whether it asks for more upstreams than it has, and so waits for further edges."""
+        return self.is_open and self.n < self.needed
+
+    @property
     def running(self) -> int:
         return self.n - self.succeeded - self.failed - self.skipped
 

@@ -210,7 +210,7 @@ class Flows(Service):
         self._accept()
         key = parse_uuid(flow, "flow")
         wanted = check_kind_of(submission, Submission, "submission")
-        found = open_flow(await find(self._context.store, FLOWS, key), key)
+        found = open_flow(await _exact(self._context.store, self._resolver, key), key)
         creation = create(replace(wanted, flow=key), self._fresh(), self._now())
         if found.state is FlowState.OPEN and not found.eager:
             creation = grow.held(creation)
@@ -234,7 +234,7 @@ class Flows(Service):
             open = open_flow(found, key)
             return grow.join(open, now, await self._load(execution), execution)
 
-        return await self._change(key, decide)
+        return await self._change(key, decide, grows=True)
 
     async def stage(
         self, edge: Edge, *, expected_revision: int | None = None
@@ -256,7 +256,7 @@ class Flows(Service):
                 raise StaleRevision(f"the graph is at revision {flow.revision}")
             return await self._staged(flow, now, wanted)
 
-        return await self._change(wanted.flow, decide)
+        return await self._change(wanted.flow, decide, grows=True)
 
     async def stage_only(self, edge: Edge, expected_revision: int) -> Staged | AlreadyStaged:
         """As `stage`, for a client that applies the edge by a second call."""
@@ -273,7 +273,7 @@ class Flows(Service):
                 raise StaleRevision(f"the graph is at revision {flow.revision}")
             return await self._staged(flow, now, replace(wanted, unapplied=True))
 
-        return await self._change(wanted.flow, decide)
+        return await self._change(wanted.flow, decide, grows=True)
 
     async def apply(
         self, flow: UUID, edge: UUID, *, input: str | None = None
@@ -315,7 +315,7 @@ class Flows(Service):
             change = grow.set_policy(open, now, await self._load(execution), policy)
             return change, change is not None
 
-        return await self._change(key, decide)
+        return await self._change(key, decide, grows=True)
 
     async def seal(self, flow: UUID) -> bool:
         """The graph is complete: members are let go as their joins allow. False when it was sealed
@@ -510,11 +510,13 @@ class Flows(Service):
         *,
         kick: bool = True,
         new: bool = False,
+        grows: bool = False,
         seen: Flow | None = None,
     ) -> T:
         """Load, decide, apply; calls of this process for one flow one after the other. One that is
-        `new` most likely is looked for only if it turns out to be there; one that the caller has
-        `seen` just now is loaded only if it has changed since."""
+        `new` most likely is looked for only if it turns out to be there; one that `grows` may have
+        ended without being counted; one that the caller has `seen` just now is loaded only if it
+        has changed since."""
 
         async def round(
             number: int,
@@ -523,7 +525,9 @@ class Flows(Service):
             unseen = new and not number
             found = None if unseen or number else seen
             if found is None and not unseen:
-                found = await find(self._context.store, FLOWS, id)
+                store = self._context.store
+                look = _exact(store, self._resolver, id) if grows else find(store, FLOWS, id)
+                found = await look
             try:
                 change, answer = await rule(found, now)
             except FlowFabricError:
@@ -560,6 +564,17 @@ class Flows(Service):
         if await reaches(self._context.store, edge.flow, edge.downstream, edge.upstream):
             raise CycleDetected("the upstream depends on the downstream already")
         return grow.stage(flow, now, edge, *ends)
+
+
+async def _exact(store: Store, resolver: FlowResolver, id: UUID) -> Flow | None:
+    """The flow; of a sealed one the endings are counted, since one that is over takes nothing, also
+    if the process that ended its last member has died right after that."""
+    found = await find(store, FLOWS, id)
+    if found is None or found.state is not FlowState.RUNNING:
+        return found
+    with suppress(Corruption):  # of a member: then the flow is not over
+        return await resolver.resolve(id) or found
+    return found
 
 
 async def _owed(store: Store, header: FlowCancelled) -> tuple[ExecutionId, ...]:

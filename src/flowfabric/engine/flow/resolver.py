@@ -251,9 +251,11 @@ class FlowResolver(Service):
 
     async def _release(self, flow: Flow) -> None:
         """Also those that have ended: a replay must not find them held."""
+        closed = flow.cancel is not None
+        rule = partial(grow.unseal, closed=closed)
         async for page in member_pages(self._context.store, flow.id):
-            held = [each.execution.uuid for each in page if each.life.unsealed]
-            await self._all([Decision(uuid, grow.unseal, by=None) for uuid in held])
+            owed = [each.execution.uuid for each in page if grow.is_released(each, closed=closed)]
+            await self._all([Decision(uuid, rule, by=None) for uuid in owed])
 
     async def _tell(self, flow: Flow, ending: int) -> None:
         """Wakes the run that waits for the flow, which need not cancel it any more; telling the

@@ -1,6 +1,7 @@
 """Reading flows: one or a page of them, their members, edges, joins and results."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from uuid import UUID
 
 from msgspec import Struct
@@ -29,14 +30,14 @@ from flowfabric.core.execution.status import PublicState, public_state
 from flowfabric.core.flow.cancel import is_orphan
 from flowfabric.core.flow.join import AllOf, AnyOf, Edge, EdgeState, Join
 from flowfabric.core.flow.model import Flow, FlowState, count_outbox, known
-from flowfabric.core.flow.outbox import is_spared
+from flowfabric.core.flow.outbox import OutboxEntry, is_spared
 from flowfabric.core.flow.status import PublicFlowState, public_flow_state
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.records import find
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.flow.passing import PassedResult, passed_results
 from flowfabric.engine.flow.resolver import FlowResolver
-from flowfabric.engine.flow.walks import edge_pages, load_all, member_pages, whole
+from flowfabric.engine.flow.walks import PAGE, edge_pages, load_all, member_pages, whole
 from flowfabric.store.queries import EdgeQuery, FlowQuery, MembersOf
 from flowfabric.store.rows.record import FLOWS
 
@@ -86,12 +87,7 @@ class FlowViews(Service):
     async def get(self, id: UUID | str) -> Flow | None:
         """The flow with every ending counted, also those that are still in its outbox."""
         key = parse_uuid(id, "flow")
-        seen = await self._context.store.owing([key], MAX_ENTRIES)
-        flow = seen.flows.get(key)
-        if flow is None or not seen.entries:
-            return flow
-        counted = count_outbox(flow, flow.mutated_at, tuple(seen.entries)).after
-        return replace(counted, version=flow.version)
+        return (await self._counted([key])).get(key)
 
     async def describe(self, id: UUID) -> FlowDescription | None:
         flow = await self.get(id)
@@ -131,7 +127,8 @@ class FlowViews(Service):
         limit: int = 100,
         newest_first: bool = False,
     ) -> list[Flow]:
-        """Flows by (created_at, id); the cursor is that pair of the last one seen."""
+        """Flows by (created_at, id); the cursor is that pair of the last one seen. Every ending is
+        counted, as by `get`."""
         wanted = check_limit(limit, MAX_PAGE)
         query = FlowQuery(
             namespace=None if namespace is None else check_namespace(namespace),
@@ -142,7 +139,12 @@ class FlowViews(Service):
             limit=wanted,
             newest_first=check_flag(newest_first, "newest_first"),
         )
-        return await self._context.store.flow_page(query) if wanted else []
+        if not wanted:
+            return []
+        await self._count_ended()
+        found = await self._context.store.flow_page(query)
+        counted = await self._counted([flow.id for flow in found])
+        return [counted.get(flow.id, flow) for flow in found]
 
     async def members(
         self, id: UUID, *, after: ExecutionId | None = None, limit: int = 100
@@ -254,6 +256,28 @@ class FlowViews(Service):
             for uuid, each in found.items()
             if isinstance(each.state, Ended) and each.state.outcome is Outcome.SKIPPED
         }
+
+    async def _count_ended(self) -> None:
+        """Flows that are over are found as such, also right after their last ending. One that
+        cannot be counted now is left to the sweep."""
+        with suppress(FlowFabricError):
+            if owed := await self._context.store.owed_flows(PAGE):
+                await self._resolver.count(owed, everything=False)
+
+    async def _counted(self, ids: list[UUID]) -> dict[UUID, Flow]:
+        """Flows with the endings that are still in their outboxes."""
+        if not ids:
+            return {}
+        seen = await self._context.store.owing(ids, MAX_ENTRIES)
+        owed: dict[UUID, list[OutboxEntry]] = {}
+        for entry in seen.entries:
+            owed.setdefault(entry.flow, []).append(entry)
+        found = dict(seen.flows)
+        for id in owed.keys() & found.keys():
+            flow = found[id]
+            counted = count_outbox(flow, flow.mutated_at, tuple(owed[id])).after
+            found[id] = replace(counted, version=flow.version)
+        return found
 
     async def _flush_ended(
         self, asked: list[tuple[UUID, ...]]

@@ -16,6 +16,7 @@ from flowfabric.core.execution.model import Attempt, Start
 from flowfabric.core.execution.retry import RetryPolicy
 from flowfabric.core.execution.step import Recorded, Step
 from flowfabric.core.execution.step_order import NO_CALL, SKIPPED
+from flowfabric.core.flow.arguments import fill_in
 from flowfabric.core.flow.join import AllOf
 from flowfabric.core.wait.model import Signal
 from flowfabric.engine.engine import Engine
@@ -127,15 +128,16 @@ def describe_cleanup(asked: CleanupRequest | None) -> CancelRequest | None:
 
 
 async def _input(engine: Engine, claim: Claim) -> bytes:
-    """The payload. In a flow whose edges were added one by one, the result that an upstream passes
-    replaces it: of several, that of the upstream which ended last before the run could start. A
-    join that does not need all of them takes it from the upstream that has fired it."""
+    """The payload, with the results of upstreams in their places. In a flow that is never sealed,
+    the result that an upstream passes replaces it: of several, that of the upstream which ended
+    last before the run could start. A join that does not need all of them takes it from the
+    upstream that has fired it."""
     flow, join = claim.snapshot.execution.flow, claim.snapshot.life.join
     if flow is None or join is None or not join.inputs:
         return claim.payload
     found = await engine.flow_views.get(flow)
     if found is None or not found.eager:
-        return claim.payload
+        return fill_in(claim.payload, await engine.flow_views.inputs(claim.snapshot))
     edges = await engine.flow_views.edges(flow, downstream=claim.id)
     last = [state.edge.upstream for state in edges if state.edge.id.hex == join.last]
     passing = [state for state in edges if state.edge.input is not None]

@@ -20,6 +20,7 @@ from flowfabric.core.base.numbers import Seconds, check_kind_of
 from flowfabric.core.base.text import MAX_NAME, check_kind, check_namespace, check_tags, check_text
 from flowfabric.core.execution.status import ENDED, PublicState
 from flowfabric.core.execution.submission import Submission
+from flowfabric.core.flow.arguments import escaped
 from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode, member_id
 from flowfabric.core.flow.join import AllOf, JoinPolicy, On
 from flowfabric.core.flow.model import CancelPolicy, Flow, FlowState, Parent
@@ -33,7 +34,6 @@ from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.task import Call, Task
 from flowfabric.worker.codec import Signature, decode, plain
 from flowfabric.worker.errors import FlowFailed, ResultTimeout
-from flowfabric.worker.run.arguments import escaped
 
 R = TypeVar("R")
 

@@ -13,6 +13,7 @@ from flowfabric.core.base.time import to_datetime
 from flowfabric.core.execution.mismatch import Mismatch
 from flowfabric.core.execution.model import Failure, Outcome
 from flowfabric.core.execution.retry import Category
+from flowfabric.core.flow.arguments import fill_in
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.worker.api.context import run_info
@@ -21,7 +22,6 @@ from flowfabric.worker.api.task import Mode, Task
 from flowfabric.worker.codec import Undecodable, encode
 from flowfabric.worker.errors import DRAIN, LOST, Postpone, StepsChanged
 from flowfabric.worker.run.active import ActiveRun, fields_of
-from flowfabric.worker.run.arguments import fill_in
 from flowfabric.worker.run.callers import Callers
 from flowfabric.worker.run.calling import AttemptTimedOut, HandlerCalls, decode_result
 from flowfabric.worker.run.cancelling import CancelNotice

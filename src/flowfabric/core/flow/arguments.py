@@ -7,11 +7,20 @@ import msgspec
 
 def fill_in(payload: bytes, inputs: Mapping[str, bytes | None]) -> bytes:
     """The payload with the results of upstreams in their places. An upstream without a result
-    leaves the payload as it is."""
+    leaves the payload as it is. A client may name an input freely: if the payload has no such
+    place, the last result replaces it."""
+    given = {paths: result for paths, result in inputs.items() if result is not None}
+    if not given:
+        return payload
+    try:
+        return _filled(payload, given)
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError):
+        return next(reversed(given.values()))
+
+
+def _filled(payload: bytes, given: Mapping[str, bytes]) -> bytes:
     document = msgspec.json.decode(payload or b"{}")
-    for paths, result in inputs.items():
-        if result is None:
-            continue
+    for paths, result in given.items():
         value = msgspec.json.decode(result)
         for path in paths.split("\n"):
             *way, last = [_unescaped(part) for part in path.split("/")]
