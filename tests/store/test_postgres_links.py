@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
 
+import asyncpg
 import pytest
 
 from flowfabric.core.base.errors import Unavailable
@@ -305,6 +306,53 @@ async def test_what_follows_an_interrupted_transaction_is_committed(
     submitted = await bench.submit()
     raw = await bench.raw()
     assert await raw.fetchval("select id from flowfabric.execution") == submitted.execution.uuid
+
+
+async def test_settings_whose_change_was_interrupted_are_set_again(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has changed them, and the caller was cancelled before it knew: work that then
+    asks for the old ones would wait for locks without a limit."""
+    store = await open_postgres(database, connections=1)
+    session = store.session
+
+    async def lock_timeout(connection: Connection, repeated: bool) -> Any:
+        return await connection.fetchval("show lock_timeout")
+
+    pinned = await session.load.run(lock_timeout)
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncpg.Connection, "execute", _interrupted(asyncpg.Connection.execute))
+        with pytest.raises(asyncio.CancelledError):
+            await session.sweep.run(lock_timeout)
+    assert await session.load.run(lock_timeout) == pinned == f"{dialer.LOCK_MILLIS}ms"
+    await store.close()
+
+
+def _interrupted(honest: Callable[..., Awaitable[str]]) -> Callable[..., Awaitable[str]]:
+    """Done, but its caller is cancelled before the answer."""
+
+    async def execute(*args: Any, **options: Any) -> str:
+        await honest(*args, **options)
+        raise asyncio.CancelledError
+
+    return execute
+
+
+async def test_a_lost_reply_is_remembered_while_others_hold_a_lock(bench: Bench) -> None:
+    """Design, rule 7: what was done before the reply was lost would look like the work of a rival,
+    if the try after the lock did not know that it may be a repeat."""
+    told: list[bool] = []
+
+    async def work(connection: Connection, repeated: bool) -> None:
+        told.append(repeated)
+        if len(told) == 1:
+            connection.terminate()
+            raise ConnectionResetError("the reply was lost")
+        if len(told) == 2:
+            raise asyncpg.LockNotAvailableError("canceling statement due to lock timeout")
+
+    await bench.store.session.apply.run(work, patience=0.0)
+    assert told == [False, True, True]
 
 
 async def test_a_cancelled_caller_leaves_the_connection_to_the_next() -> None:

@@ -34,6 +34,9 @@ GREETING_SECONDS = 4.0
 REFUSED_SECONDS = 1.0
 """How long a server that refused a connection is not asked for one, while there are others."""
 
+_UNSURE: Mapping[str, str] = {}
+"""Settings of a connection whose change was interrupted: they are neither of the two."""
+
 log = logging.getLogger("flowfabric.postgres")
 
 
@@ -240,6 +243,7 @@ class Wires:
             await connection.execute("rollback")
             wire.interrupted = False
         if wire.settings is not settings and not self.dialer.pooled:
+            wire.settings = _UNSURE
             await connection.execute(turn_into(settings))
             wire.settings = settings
         if self._left:
