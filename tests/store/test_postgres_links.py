@@ -308,6 +308,28 @@ async def test_what_follows_an_interrupted_transaction_is_committed(
     assert await raw.fetchval("select id from flowfabric.execution") == submitted.execution.uuid
 
 
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), asyncpg.QueryCanceledError("late")])
+async def test_an_interrupted_begin_spoils_no_transaction_after_it(
+    database: str, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """The driver took it for open: the next transactions were savepoints, and all of them refused
+    until the connection broke."""
+    async with opened(database) as bench:
+        session = bench.store.session
+
+        async def transaction(connection: Connection, repeated: bool) -> Any:
+            async with connection.transaction():
+                return connection
+
+        first = await session.apply.run(transaction)
+        with monkeypatch.context() as patch:
+            cut = _interrupted(asyncpg.Connection.execute, error)
+            patch.setattr(asyncpg.Connection, "execute", cut)
+            with pytest.raises((asyncio.CancelledError, Unavailable)):
+                await session.apply.run(transaction)
+        assert await session.apply.run(transaction) is first
+
+
 async def test_settings_whose_change_was_interrupted_are_set_again(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,21 +341,23 @@ async def test_settings_whose_change_was_interrupted_are_set_again(
     async def lock_timeout(connection: Connection, repeated: bool) -> Any:
         return await connection.fetchval("show lock_timeout")
 
-    pinned = await session.load.run(lock_timeout)
+    pinned, honest = await session.load.run(lock_timeout), asyncpg.Connection.execute
     with monkeypatch.context() as patch:
-        patch.setattr(asyncpg.Connection, "execute", _interrupted(asyncpg.Connection.execute))
+        patch.setattr(asyncpg.Connection, "execute", _interrupted(honest, asyncio.CancelledError()))
         with pytest.raises(asyncio.CancelledError):
             await session.sweep.run(lock_timeout)
     assert await session.load.run(lock_timeout) == pinned == f"{dialer.LOCK_MILLIS}ms"
     await store.close()
 
 
-def _interrupted(honest: Callable[..., Awaitable[str]]) -> Callable[..., Awaitable[str]]:
-    """Done, but its caller is cancelled before the answer."""
+def _interrupted(
+    honest: Callable[..., Awaitable[str]], error: BaseException
+) -> Callable[..., Awaitable[str]]:
+    """Done, but its caller hears only of the error."""
 
     async def execute(*args: Any, **options: Any) -> str:
         await honest(*args, **options)
-        raise asyncio.CancelledError
+        raise error
 
     return execute
 
