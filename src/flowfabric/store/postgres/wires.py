@@ -35,8 +35,8 @@ REFUSED_SECONDS = 1.0
 """How long a server that refused a connection is not asked for one, while there are others."""
 
 _BEGUN = "_top_xact"
-"""Where the driver keeps the outermost transaction of a connection. A driver that keeps it elsewhere
-refuses the name, and the connection is replaced."""
+"""Where the driver keeps the outermost transaction of a connection. A driver that keeps it in
+another place refuses the name, and the connection is replaced."""
 _UNSURE: Mapping[str, str] = {}
 """Settings of a connection whose change was interrupted: they are neither of the two."""
 
