@@ -25,6 +25,7 @@ ONLY: dict[str, set[str]] = {
         "candidates",
         "changed_lease",
         "committed",
+        "this_transaction",
         "counted_flows",
         "done_rows",
         "ended_and_claimed",

@@ -519,6 +519,31 @@ async def test_settings_whose_reply_was_lost_are_written(bench: Bench) -> None:
     assert (await bench.store.records.get(LANES, ["a"]))["a"].concurrency == 2
 
 
+async def test_settings_whose_end_had_no_reply_are_gone_by_that_call(bench: Bench) -> None:
+    """Design, rule 7: a removal that was done is no `False`, which callers hear as `NotFound`."""
+    records = bench.store.records
+    for expected in (1, None):
+        await records.put(LANES, Lane(name="a", concurrency=1), 0)
+        lose_reply(bench.store.session.record)
+        assert await records.drop(LANES, "a", expected)
+    lose_reply(bench.store.session.record)
+    assert not await records.drop(LANES, "a")  # there was none
+
+
+async def test_a_removal_by_a_rival_is_not_taken_for_ones_own(bench: Bench) -> None:
+    link, rival = bench.store.session.record, await bench.other_store()
+    await rival.records.put(LANES, Lane(name="a", concurrency=1), 0)
+
+    async def removed_by_a_rival(connection: Connection) -> None:
+        link.seam = None
+        assert await rival.records.drop(LANES, "a", 1)
+        connection.terminate()
+        raise ConnectionResetError("the reply was lost")
+
+    link.seam = removed_by_a_rival
+    assert not await bench.store.records.drop(LANES, "a", 7)
+
+
 async def test_limits_hold_through_a_pooler_too(database: str) -> None:
     """Nothing is pinned, and every call is a transaction of its own."""
     sign = "&" if "?" in database else "?"

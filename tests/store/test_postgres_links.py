@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, cast
 
+import asyncpg
 import pytest
 
 from flowfabric.core.base.errors import Unavailable
@@ -305,6 +306,77 @@ async def test_what_follows_an_interrupted_transaction_is_committed(
     submitted = await bench.submit()
     raw = await bench.raw()
     assert await raw.fetchval("select id from flowfabric.execution") == submitted.execution.uuid
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), asyncpg.QueryCanceledError("late")])
+async def test_an_interrupted_begin_spoils_no_transaction_after_it(
+    database: str, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """The driver took it for open: the next transactions were savepoints, and all of them refused
+    until the connection broke."""
+    async with opened(database) as bench:
+        session = bench.store.session
+
+        async def transaction(connection: Connection, repeated: bool) -> Any:
+            async with connection.transaction():
+                return connection
+
+        first = await session.apply.run(transaction)
+        with monkeypatch.context() as patch:
+            cut = _interrupted(asyncpg.Connection.execute, error)
+            patch.setattr(asyncpg.Connection, "execute", cut)
+            with pytest.raises((asyncio.CancelledError, Unavailable)):
+                await session.apply.run(transaction)
+        assert await session.apply.run(transaction) is first
+
+
+async def test_settings_whose_change_was_interrupted_are_set_again(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has changed them, and the caller was cancelled before it knew: work that then
+    asks for the old ones would wait for locks without a limit."""
+    store = await open_postgres(database, connections=1)
+    session = store.session
+
+    async def lock_timeout(connection: Connection, repeated: bool) -> Any:
+        return await connection.fetchval("show lock_timeout")
+
+    pinned, honest = await session.load.run(lock_timeout), asyncpg.Connection.execute
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncpg.Connection, "execute", _interrupted(honest, asyncio.CancelledError()))
+        with pytest.raises(asyncio.CancelledError):
+            await session.sweep.run(lock_timeout)
+    assert await session.load.run(lock_timeout) == pinned == f"{dialer.LOCK_MILLIS}ms"
+    await store.close()
+
+
+def _interrupted(
+    honest: Callable[..., Awaitable[str]], error: BaseException
+) -> Callable[..., Awaitable[str]]:
+    """Done, but its caller hears only of the error."""
+
+    async def execute(*args: Any, **options: Any) -> str:
+        await honest(*args, **options)
+        raise error
+
+    return execute
+
+
+async def test_a_lost_reply_is_remembered_while_others_hold_a_lock(bench: Bench) -> None:
+    """Design, rule 7: what was done before the reply was lost would look like the work of a rival,
+    if the try after the lock did not know that it may be a repeat."""
+    told: list[bool] = []
+
+    async def work(connection: Connection, repeated: bool) -> None:
+        told.append(repeated)
+        if len(told) == 1:
+            connection.terminate()
+            raise ConnectionResetError("the reply was lost")
+        if len(told) == 2:
+            raise asyncpg.LockNotAvailableError("canceling statement due to lock timeout")
+
+    await bench.store.session.apply.run(work, patience=0.0)
+    assert told == [False, True, True]
 
 
 async def test_a_cancelled_caller_leaves_the_connection_to_the_next() -> None:

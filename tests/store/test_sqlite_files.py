@@ -271,6 +271,17 @@ async def test_closing_finishes_what_is_under_way_and_leaves_one_file(
     assert os.listdir(Path(path).parent) == ["work.db"]
 
 
+async def test_a_close_that_was_cancelled_can_be_repeated(bench: Bench, path: str) -> None:
+    await bench.submit()
+    closing = asyncio.create_task(bench.store.close())
+    await asyncio.sleep(0)  # it waits for its threads
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await bench.store.close()
+    assert os.listdir(Path(path).parent) == ["work.db"]
+
+
 async def test_a_forked_process_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = os.getpid()
     with monkeypatch.context() as child:

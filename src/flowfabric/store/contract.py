@@ -189,8 +189,9 @@ class ExecutionStore(Protocol):
         allow, by (rank, id) over all of them. Each moves to `lease` exactly as
         `core.execution.lease.take` would do it, with its event. Rows locked by another claimer are
         skipped: a short result does not mean an empty queue. With `repeated` the executions this
-        call took before and still holds are returned first, all of them; a limit of 0 asks for no
-        others. One that cannot be read is set aside; the next best is taken in its place.
+        call took before and still holds are returned first, all of them, as `Taken.again`; a limit
+        of 0 asks for no others. One that cannot be read is set aside; the next best is taken in its
+        place.
         `suspects` leaves out suspects or all others. A row that is SPENT is taken without a new
         epoch and without an event, for the caller to give it up. Of what has begun before, the
         recorded steps may come with it (`Taken.steps`), where reading them later is a round trip.

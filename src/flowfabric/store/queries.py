@@ -62,11 +62,13 @@ class ClaimCall(Struct, frozen=True, gc=False):
 
 class Taken(Struct, frozen=True, gc=False):
     """One claimed execution; `snapshot.state` is Active. `steps` is all that its generation has
-    recorded, in order; None leaves that to be read, as for a first attempt or many steps."""
+    recorded, in order; None leaves that to be read, as for a first attempt or many steps. `again`:
+    another try of the same call has taken it."""
 
     snapshot: Snapshot
     payload: bytes
     steps: tuple[Step, ...] | None = None
+    again: bool = False
 
 
 class Renewal(Struct, frozen=True, gc=False):

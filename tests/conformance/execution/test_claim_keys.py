@@ -108,6 +108,53 @@ async def test_what_a_repeat_got_is_not_handed_back_for_the_first_try(
 
 
 @pytest.mark.inside
+async def test_a_first_try_that_comes_late_does_not_hand_back_what_its_repeat_took(
+    lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """INV-1: the client of one server went away before its claim was written, and asked another
+    one. The first claim then finds the lease of the second: it is not its own to give back."""
+    await lab.submit()
+    asked, go_on = asyncio.Event(), asyncio.Event()
+    real = lab.engine.store.claim
+
+    async def late(call: ClaimCall, now: Millis) -> list[Taken]:
+        if call.limit:
+            asked.set()
+            await go_on.wait()
+        return await real(call, now)
+
+    monkeypatch.setattr(lab.engine.store, "claim", late)
+    first = asyncio.ensure_future(lab.claim(key="k", lanes=["default"]))
+    await asked.wait()
+    first.cancel()
+    await asyncio.wait({first})
+    (claim,) = await second_lab.claim(key="k", lanes=["default"])
+    go_on.set()
+    await lab.engine.claims.drain()
+    await second_lab.complete(claim)
+
+
+@pytest.mark.inside
+async def test_what_a_repeat_finds_while_it_claims_is_not_handed_back_for_the_first_try(
+    lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """INV-1: the first try is written after its repeat has looked what it holds."""
+    await lab.submit()
+    first: list[Claim] = []
+    real = second_lab.engine.store.claim
+
+    async def beaten(call: ClaimCall, now: Millis) -> list[Taken]:
+        if call.limit and not first:
+            first.extend(await lab.claim(key="k", lanes=["default"]))
+        return await real(call, now)
+
+    monkeypatch.setattr(second_lab.engine.store, "claim", beaten)
+    (again,) = await second_lab.claim(key="k", lanes=["default"])
+    await lab.engine.claims.hand_back(first)
+    await second_lab.complete(again)
+
+
+@pytest.mark.inside
 async def test_a_repeat_does_not_get_what_was_handed_back(lab: Lab, second_lab: Lab) -> None:
     await lab.submit()
     (first,) = await lab.claim(key="k")

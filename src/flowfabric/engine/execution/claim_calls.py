@@ -190,17 +190,27 @@ class ClaimCalls(Service):
             self._working.enter_context(rare_collections())
         now = self._now()
         try:
-            return await self._ask_store(calls, now)
+            answers = await self._ask_store(calls, now)
         except Unavailable:  # it may have been done
             # A call with a key is repeated by its caller, which gets what was taken.
             self.unanswered([call for call in calls if not call.repeated], now)
             raise
+        pairs = zip(calls, answers, strict=True)
+        return [await self._keep(c, taken) if c.repeated else taken for c, taken in pairs]
 
     async def _ask_store(self, calls: list[ClaimCall], now: Millis) -> list[list[Taken]]:
         store = self._context.store
         if len(calls) == 1:
             return [await store.claim(calls[0], now)]
         return await store.claim_all(calls, now)
+
+    async def _keep(self, call: ClaimCall, taken: list[Taken]) -> list[Taken]:
+        """What a call with a key has taken. Another try of it may run at the same time, in another
+        process: what that one has taken is held, so that neither hands it back for the other."""
+        again = [item for item in taken if item.again]
+        if not again:
+            return taken
+        return [*await self._hold(again, call.ttl), *(item for item in taken if not item.again)]
 
     async def _hold(self, found: Iterable[Taken], ttl: Millis) -> list[Taken]:
         """Of what an earlier try took, what its worker still holds. It is renewed, so that no

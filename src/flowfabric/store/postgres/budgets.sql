@@ -132,6 +132,9 @@ gone_reservations as (
 )
 select compared.stands, cast(pg_current_xact_id() as text) from compared
 
+-- name: this_transaction
+select cast(pg_current_xact_id() as text)
+
 -- name: committed
 -- Whether any of these transactions was: asked when its reply was lost.
 select bool_or(pg_xact_status(cast(x as xid8)) = 'committed') from unnest($1::text[]) as x

@@ -125,7 +125,7 @@ async def _taken_before(
     query = session.queries["leases_by_claim"]
     rows = await connection.fetch(query, [call.id for call in calls], now)
     taken, _ = await _read(session, connection, calls, now, rows)
-    return taken
+    return [replace(item, again=True) for item in taken]
 
 
 async def _claim_each(

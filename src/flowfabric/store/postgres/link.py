@@ -7,6 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 import asyncpg
+from msgspec import Struct
 
 from flowfabric.core.base.errors import Locked
 from flowfabric.store.postgres.dialer import BOUNDS, FREE, PINNED, Connection
@@ -61,22 +62,22 @@ class Link:
         `limit` is how long the first try may take, `patience` how long it is retried while another
         session holds a lock it needs; both in seconds."""
         loop = asyncio.get_running_loop()
-        give_up_at, cancels = loop.time() + patience, _cancels()
+        tries = _Tries(_cancels(), loop.time() + patience)
         while True:
             try:
                 async with self._lock:
-                    return await self._until_answered(work, limit or self._limit, cancels)
+                    return await self._until_answered(work, limit or self._limit, tries)
             except Exception as error:
-                if _cancels() > cancels:  # its rollback failed, and hid that it was cancelled
+                if _cancels() > tries.cancels:  # its rollback failed, and hid that it was cancelled
                     raise asyncio.CancelledError from error
-                if not isinstance(error, Locked) or loop.time() >= give_up_at:
+                if not isinstance(error, Locked) or loop.time() >= tries.give_up_at:
                     raise
             await asyncio.sleep(LOCKED_PAUSE)  # meanwhile others have the connection
 
-    async def _until_answered(self, work: Work[T], limit: float, cancels: int) -> T:
+    async def _until_answered(self, work: Work[T], limit: float, tries: "_Tries") -> T:
         breaks = rivals = 0
         while True:
-            once = partial(self._done, work, breaks > 0)
+            once = partial(self._done, work, tries.is_repeat)
             try:
                 return await self._wires.lend(
                     once, self._settings, limit * 2**breaks, urgent=self._urgent
@@ -85,7 +86,8 @@ class Link:
                 continue  # one of the connections there are
             except Broken as error:
                 breaks += 1
-                if breaks >= MAX_BREAKS or _cancels() > cancels:
+                tries.broke(PATIENCE_SECONDS if not self._urgent else 0.0)
+                if breaks >= MAX_BREAKS or _cancels() > tries.cancels:
                     raise self._translated(error.__cause__ or error) from error
             except RIVALS as error:
                 rivals += 1
@@ -126,6 +128,21 @@ class Link:
         if not isinstance(error, Exception):
             raise error
         return translate(error, self._dialer.address)
+
+
+class _Tries(Struct):
+    """The tries of one call: how often its task had been asked to end before the first, until when
+    it waits for locks, and whether a reply was lost, so that the next try may be a repeat."""
+
+    cancels: int
+    give_up_at: float
+    is_repeat: bool = False
+
+    def broke(self, patience: float) -> None:
+        """Only this call knows that it may be done already: it waits for locks by itself, rather
+        than be sent in pieces by a caller that does not know."""
+        self.is_repeat = True
+        self.give_up_at = max(self.give_up_at, asyncio.get_running_loop().time() + patience)
 
 
 def _cancels() -> int:

@@ -55,8 +55,9 @@ async def drop(
     expected: int | None = None,
     events: Sequence[RegistryEvent] = (),
 ) -> bool:
-    parts = kind.parts(key)
-    return await session.record.run(partial(_drop, session, kind, parts, expected, events))
+    tried: list[str] = []
+    work = partial(_drop, session, kind, kind.parts(key), expected, events, tried)
+    return await session.record.run(work)
 
 
 async def due(session: PostgresSession, kind: RecordKind[K, V], now: Millis, limit: int) -> list[V]:
@@ -147,14 +148,18 @@ async def _drop(
     parts: Row,
     expected: int | None,
     events: Sequence[RegistryEvent],
+    tried: list[str],
     connection: Connection,
     repeated: bool,
 ) -> bool:
-    records = session.records
+    """`tried` are the transactions that may have done it, as in `budgets.post`: a record that is
+    gone does not tell who dropped it."""
+    records, queries = session.records, session.queries
     async with connection.transaction():
-        if not await connection.fetch(records.fill("dropped_record", kind), *parts, expected):
-            return False
-        for query in records.owned(kind):
-            await connection.execute(query, *parts)
-        await _note(session, connection, events)
-    return True
+        if await connection.fetch(records.fill("dropped_record", kind), *parts, expected):
+            for query in records.owned(kind):
+                await connection.execute(query, *parts)
+            await _note(session, connection, events)
+            tried.append(await connection.fetchval(queries["this_transaction"]))
+            return True
+    return bool(tried) and await connection.fetchval(queries["committed"], tried)

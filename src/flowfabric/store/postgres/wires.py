@@ -34,6 +34,12 @@ GREETING_SECONDS = 4.0
 REFUSED_SECONDS = 1.0
 """How long a server that refused a connection is not asked for one, while there are others."""
 
+_BEGUN = "_top_xact"
+"""Where the driver keeps the outermost transaction of a connection. A driver that keeps it in
+another place refuses the name, and the connection is replaced."""
+_UNSURE: Mapping[str, str] = {}
+"""Settings of a connection whose change was interrupted: they are neither of the two."""
+
 log = logging.getLogger("flowfabric.postgres")
 
 
@@ -62,7 +68,11 @@ class Wire:
 
     @property
     def in_transaction(self) -> bool:
-        return self.connection is not None and self.stands and self.connection.is_in_transaction()
+        """For the server, or only for the driver: see `_forget_transaction`."""
+        if self.connection is None or not self.stands:
+            return False
+        begun = getattr(self.connection, _BEGUN, None)
+        return begun is not None or self.connection.is_in_transaction()
 
 
 class _Waiter(Struct, eq=False):
@@ -238,8 +248,10 @@ class Wires:
         """Ends what the work before has left on the connection, and on others that broke."""
         if wire.interrupted:
             await connection.execute("rollback")
+            _forget_transaction(connection)
             wire.interrupted = False
         if wire.settings is not settings and not self.dialer.pooled:
+            wire.settings = _UNSURE
             await connection.execute(turn_into(settings))
             wire.settings = settings
         if self._left:
@@ -338,6 +350,12 @@ class Wires:
         if self._left:
             with suppress(Broken):
                 await self._bury(connection)
+
+
+def _forget_transaction(connection: Connection) -> None:
+    """To the driver, a transaction whose BEGIN was interrupted goes on for ever: all that follow on
+    the connection would be savepoints in it, which the server refuses."""
+    setattr(connection, _BEGUN, None)
 
 
 class Refused(Exception):

@@ -339,4 +339,4 @@ def _taken(session: SqliteSession, call: ClaimCall, row: Row) -> Taken:
     lease = Lease(call.id, attempt, _STARTS[start], call.worker, *times)
     head = Head(version, epoch, rank, rows.read_flags(flags), rows.read_life(life))
     execution = rows.read_execution(row, session.names, read_uuid)
-    return Taken(Snapshot(execution, head, Active(lease)), payload)
+    return Taken(Snapshot(execution, head, Active(lease)), payload, again=True)

@@ -113,12 +113,12 @@ class Runner:
         self._queue.put(_wake)
 
     async def close(self) -> None:
-        """Finishes what is queued, then closes the connection."""
-        if self._closed:
-            return
-        self._closed = True
+        """Finishes what is queued, then closes the connection. A call that was cancelled
+        meanwhile can be repeated."""
+        first, self._closed = not self._closed, True
         if self._thread is not None and self._pid == os.getpid():
-            self._queue.put(None)
+            if first:
+                self._queue.put(None)
             await asyncio.to_thread(self._thread.join)
         self.session.connection.close()
 
