@@ -67,6 +67,9 @@ async def test_a_run_that_ended_takes_no_signals(bench: Bench) -> None:
     for run in (ended, cancelled):
         with pytest.raises(NotSignalable):
             await bench.fabric.signal(run, "go")
+        for name in ("go", None):
+            with pytest.raises(NotSignalable, match="has ended"):
+                await bench.fabric.approve(run, name, approver="ada")
         assert await bench.fabric.waitpoints(run) == []
 
 

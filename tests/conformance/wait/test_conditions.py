@@ -3,6 +3,7 @@
 E-T026, E-T280 to E-T292, E-X21; §4.
 """
 
+import asyncio
 import itertools
 
 import pytest
@@ -145,6 +146,28 @@ async def test_a_signal_delivered_twice_is_counted_once(lab: Lab) -> None:
     id = fresh()
     assert await effect(lab, claim.id, answer.primary, id=id) is Effect.APPENDED
     assert await deliver(lab, claim.id, answer.primary, id=id) == DuplicateSignal(id)
+    assert await lab.state(claim.id) is PublicState.SUSPENDED
+
+
+async def test_one_signal_id_at_two_waitpoints_is_counted_once(lab: Lab) -> None:
+    """4.2: DistinctSignals counts signal ids; both signals are recorded"""
+    claim, answer = await waiting(lab, Count(2, CountKind.SIGNALS, ("a", "b")))
+    first, second = answer.waitpoints
+    id = fresh()
+    assert await effect(lab, claim.id, first, id=id) is Effect.APPENDED
+    assert await effect(lab, claim.id, second, id=id) is Effect.REPEATED
+    assert len(await kept(lab, claim.id)) == 2
+    assert await effect(lab, claim.id, second) is Effect.SATISFIED
+
+
+async def test_one_signal_id_at_two_waitpoints_is_counted_once_at_once(lab: Lab) -> None:
+    """4.2: also when both come together"""
+    claim, answer = await waiting(lab, Count(2, CountKind.SIGNALS, ("a", "b")))
+    id = fresh()
+    both = await asyncio.gather(
+        *(effect(lab, claim.id, ticket, id=id) for ticket in answer.waitpoints)
+    )
+    assert sorted(both) == [Effect.APPENDED, Effect.REPEATED]
     assert await lab.state(claim.id) is PublicState.SUSPENDED
 
 

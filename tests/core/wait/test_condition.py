@@ -1,7 +1,9 @@
 """Examples of every rule; what is true of every condition is in test_condition_properties.py."""
 
 import json
+from collections.abc import Iterable
 from functools import partial
+from itertools import count
 from typing import Any
 from uuid import UUID
 
@@ -11,7 +13,7 @@ from flowfabric.core.base.errors import Corruption, Invalid
 from flowfabric.core.base.time import Millis
 from flowfabric.core.wait.condition.check import check_condition, check_names
 from flowfabric.core.wait.condition.codec import read_condition, write_condition
-from flowfabric.core.wait.condition.match import blank, match_condition, satisfied
+from flowfabric.core.wait.condition.match import ConditionMatch, blank, match_condition, satisfied
 from flowfabric.core.wait.condition.model import (
     AllTrue,
     AnyTrue,
@@ -32,26 +34,37 @@ from flowfabric.core.wait.condition.model import (
 from flowfabric.core.wait.model import Effect, Signal, Tally
 
 WAITPOINTS, SIGNALS, SOURCES = CountKind.WAITPOINTS, CountKind.SIGNALS, CountKind.SOURCES
+_IDS = count(1_000)
 NEWER = Unknown({"kind": "Never", "members": [{"kind": "Single"}]})
 
 
 def effects(condition: Condition, *signals: Signal) -> list[Effect]:
     """What each of the signals does, as the engine would tell it."""
-    tallies, sourced, found = blank(check_condition(condition)), dict[tuple[str, str], int](), []
+    matches = match_all(check_condition(condition), signals)
+    assert all(satisfied(condition, each.tallies) is each.satisfied for each in matches)
+    return [each.effect for each in matches]
+
+
+def match_all(condition: Condition, signals: Iterable[Signal]) -> list[ConditionMatch]:
+    """Matches one after the other; a source is known by its type and identity."""
+    tallies, matches = blank(condition), list[ConditionMatch]()
+    sourced, identified = dict[tuple[str, str], int](), dict[UUID, int]()
     for signal in signals:
         source = signal.source_type, signal.source
-        matched = match_condition(condition, tallies, signal, sourced.get(source, 0))
-        tallies, sourced[source] = matched.tallies, matched.sourced
-        assert satisfied(condition, tallies) is matched.satisfied
-        found.append(matched.effect)
-    return found
+        known = sourced.get(source, 0), identified.get(signal.id, 0)
+        matches.append(match_condition(condition, tallies, signal, *known))
+        tallies, sourced[source] = matches[-1].tallies, matches[-1].sourced
+        identified[signal.id] = matches[-1].identified
+    return matches
 
 
-def at(key: str, name: str = "any", source: str = "", source_type: str = "") -> Signal:
-    """A signal of that name at the waitpoint of that key."""
+def at(
+    key: str, name: str = "any", source: str = "", source_type: str = "", id: int | None = None
+) -> Signal:
+    """A signal of that name at the waitpoint of that key, by default with an id of its own."""
     return Signal(
         number=1,
-        id=UUID(int=1),
+        id=UUID(int=next(_IDS) if id is None else id),
         waitpoint=UUID(int=2),
         key=key,
         name=name,
@@ -141,6 +154,15 @@ def test_a_count_of_signals_counts_every_signal() -> None:
     """E-T284: two signals resume, be they ever so alike."""
     two = Count(2, SIGNALS, ("a",))
     assert effects(two, at("a"), at("a")) == [Effect.APPENDED, Effect.SATISFIED]
+
+
+def test_a_signal_id_at_two_waitpoints_is_one_satisfier() -> None:
+    """4.2: what a count of signals counts is distinct signal ids; another count has its own."""
+    three = Count(3, SIGNALS, ("a", "b"))
+    told = effects(three, at("a", id=7), at("b", id=7), at("b", id=8), at("a", id=9))
+    assert told == [Effect.APPENDED, Effect.REPEATED, Effect.APPENDED, Effect.SATISFIED]
+    apart = AllTrue((Count(1, SIGNALS, ("a",)), Count(1, SIGNALS, ("b", "c"))))
+    assert effects(apart, at("a", id=7), at("b", id=7)) == [Effect.APPENDED, Effect.SATISFIED]
 
 
 def test_a_count_of_sources_counts_two_sources() -> None:

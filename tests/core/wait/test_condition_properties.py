@@ -32,10 +32,10 @@ from flowfabric.core.wait.condition.model import (
     names_for,
 )
 from flowfabric.core.wait.model import Effect, Signal
-from tests.core.wait.test_condition import at
+from tests.core.wait.test_condition import at, match_all
 
 Received = list[Signal]
-"""Signals by their identity: equal ones at different places are different signals."""
+"""What one run accepts: no waitpoint has two signals with the same id."""
 
 
 # The specification, word by word: a pure function of the condition and all that was received.
@@ -57,16 +57,16 @@ def is_true(condition: Condition, received: Received) -> bool:
 
 def satisfiers(leaf: Condition, received: Received) -> set[object]:
     """The distinct ones among those that the leaf accepts."""
-    accepted = [(number, signal) for number, signal in enumerate(received) if accepts(leaf, signal)]
+    accepted = [signal for signal in received if accepts(leaf, signal)]
     match leaf:
         case Single():
             return {leaf.waitpoint for _ in accepted}
         case Count(kind=CountKind.WAITPOINTS):
-            return {signal.key for _, signal in accepted}
+            return {signal.key for signal in accepted}
         case Count(kind=CountKind.SIGNALS):
-            return {number for number, _ in accepted}
+            return {signal.id for signal in accepted}
         case _:
-            return {(signal.source_type, signal.source) for _, signal in accepted}
+            return {(signal.source_type, signal.source) for signal in accepted}
 
 
 def is_about(leaf: Condition, signal: Signal) -> bool:
@@ -111,7 +111,8 @@ keys = st.sampled_from("abc")
 names = st.sampled_from("xy")
 matchers = st.builds(Wildcard) | st.builds(ByName, names)
 singles = st.builds(Single, keys, matchers)
-signals = st.builds(at, keys, names, st.sampled_from(["", ":"]), st.sampled_from(["", "p", "p:"]))
+sources = st.sampled_from(["", "p", "p:"])
+signals = st.builds(at, keys, names, st.sampled_from(["", ":"]), sources, id=st.integers(1, 8))
 never = st.sampled_from([OperatorOnly(), TimeoutOnly()])
 
 
@@ -133,20 +134,9 @@ def trees(depth: int) -> st.SearchStrategy[Condition]:
 
 
 conditions = trees(4)
-rounds = st.lists(signals, max_size=12)
+rounds = st.lists(signals, max_size=12, unique_by=lambda signal: (signal.key, signal.id))
 
 unhurried = settings(deadline=None)  # the specification, word by word, takes its time
-
-
-def play(condition: Condition, received: Received) -> list[ConditionMatch]:
-    """Matches one after the other; a source is known by its type and identity."""
-    matches: list[ConditionMatch] = []
-    tallies, sourced = blank(condition), dict[tuple[str, str], int]()
-    for signal in received:
-        source = signal.source_type, signal.source
-        matches.append(match_condition(condition, tallies, signal, sourced.get(source, 0)))
-        tallies, sourced[source] = matches[-1].tallies, matches[-1].sourced
-    return matches
 
 
 @unhurried
@@ -156,7 +146,7 @@ def test_hearing_one_by_one_is_as_good_as_hearing_all_at_once(
 ) -> None:
     """E-X21: the same truth, and the same effect, after every signal."""
     assert check_condition(condition) is condition
-    for number, matched in enumerate(play(condition, received), start=1):
+    for number, matched in enumerate(match_all(condition, received), start=1):
         truth = is_true(condition, received[:number])
         assert (matched.satisfied, satisfied(condition, matched.tallies)) == (truth, truth)
         assert matched.effect is effect_of(condition, received[:number])
@@ -167,8 +157,8 @@ def test_hearing_one_by_one_is_as_good_as_hearing_all_at_once(
 def test_the_order_of_signals_plays_no_part(
     condition: Condition, received: Received, data: st.DataObject
 ) -> None:
-    last = play(condition, received)[-1]
-    other = play(condition, data.draw(st.permutations(received)))[-1]
+    last = match_all(condition, received)[-1]
+    other = match_all(condition, data.draw(st.permutations(received)))[-1]
     assert other.satisfied is last.satisfied
     assert [tally.count for tally in other.tallies] == [tally.count for tally in last.tallies]
 
@@ -176,7 +166,7 @@ def test_the_order_of_signals_plays_no_part(
 @unhurried
 @given(conditions, rounds)
 def test_what_was_true_stays_true(condition: Condition, received: Received) -> None:
-    truths = [matched.satisfied for matched in play(condition, received)]
+    truths = [matched.satisfied for matched in match_all(condition, received)]
     assert truths == sorted(truths)
 
 
@@ -184,7 +174,7 @@ def test_what_was_true_stays_true(condition: Condition, received: Received) -> N
 @given(conditions, rounds)
 def test_tallies_are_told_apart_by_leaf(condition: Condition, received: Received) -> None:
     """Each leaf counts its own distinct satisfiers, and keeps keys only where those count."""
-    tallies = play(condition, received)[-1].tallies if received else blank(condition)
+    tallies = match_all(condition, received)[-1].tallies if received else blank(condition)
     for leaf, tally in zip(leaves(condition), tallies, strict=True):
         counted = satisfiers(leaf, received)
         by_key = isinstance(leaf, Count) and leaf.kind is CountKind.WAITPOINTS
@@ -206,7 +196,7 @@ def test_names_and_keys_are_those_that_can_be_heard(condition: Condition, key: s
 @given(st.lists(st.tuples(st.text(":\0|a", max_size=3), st.text(":\0|a", max_size=3)), max_size=8))
 def test_sources_never_collide(sources: list[tuple[str, str]]) -> None:
     count = Count(len(set(sources)) or 1, CountKind.SOURCES, ("a",))
-    matches = play(count, [at("a", "x", source, kind) for kind, source in sources])
+    matches = match_all(count, [at("a", "x", source, kind) for kind, source in sources])
     assert [matched.tallies[0].count for matched in matches] == [
         len(set(sources[:number])) for number in range(1, len(sources) + 1)
     ]
@@ -237,7 +227,7 @@ def test_the_ten_thousandth_signal_costs_what_the_first_did(kind: CountKind) -> 
     """In calls, and in what is kept."""
     condition = AllTrue((Count(10_000, kind, ("a", "b")), Single("a")))
     received = [at("a", "x", str(number)) for number in range(10_000)]
-    matches = play(condition, received)
+    matches = match_all(condition, received)
     assert [matched.satisfied for matched in matches] == [False] * 9_999 + [True]
     assert msgspec.json.encode(matches[-1].tallies) == b"[[10000,[]],[1,[]]]"
 
@@ -248,7 +238,7 @@ def test_the_ten_thousandth_signal_costs_what_the_first_did(kind: CountKind) -> 
 
 def test_a_waitpoint_is_kept_once_however_often_it_is_heard() -> None:
     condition = Count(3, CountKind.WAITPOINTS, ("a", "b", "c"))
-    matches = play(condition, [at("ab"[number % 2], "x") for number in range(1_000)])
+    matches = match_all(condition, [at("ab"[number % 2], "x") for number in range(1_000)])
     assert matches[-1].tallies == matches[1].tallies
     assert matches[-1].tallies[0].keys == ("a", "b")
 

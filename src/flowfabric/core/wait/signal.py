@@ -31,7 +31,7 @@ from flowfabric.core.execution.lease import present
 from flowfabric.core.execution.model import Ended, Snapshot, Suspended
 from flowfabric.core.execution.step import Step
 from flowfabric.core.wait.keyring import Keyring
-from flowfabric.core.wait.match import SignalMatch, match_signal, source_key
+from flowfabric.core.wait.match import SignalMatch, id_key, match_signal, source_key
 from flowfabric.core.wait.model import (
     NO_WAITS,
     DedupRecord,
@@ -108,8 +108,11 @@ def needs_to_deliver(
     keys = [_revoked_key(delivery.waitpoint, "")]
     if claims is not None:
         keys.append(_revoked_key(delivery.waitpoint, claims.id))
-    if (snapshot.life.waits or NO_WAITS).signals:
+    waits = snapshot.life.waits or NO_WAITS
+    if waits.signals:
         keys += _keys_of_signals(delivery, claims)
+        if len(waits.active) > 1:
+            keys.append(id_key(delivery.id))
     return Needs(snapshot.execution.uuid, waitpoints=(delivery.waitpoint,), dedup=tuple(keys))
 
 

@@ -8,12 +8,13 @@ from uuid import UUID
 from msgspec import Struct
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import Invalid, NotFound
+from flowfabric.core.base.errors import Invalid, NotFound, NotSignalable
 from flowfabric.core.base.ids import ANYWHERE, ExecutionId, RunId, parse_run_id, parse_uuid
 from flowfabric.core.base.numbers import check_limit, check_names
 from flowfabric.core.base.redact import without_secrets
 from flowfabric.core.base.text import check_signal_name
 from flowfabric.core.base.time import Millis, optional_datetime, parse_span, to_datetime
+from flowfabric.core.execution.status import ENDED
 from flowfabric.core.wait.model import Effect, Terms
 from flowfabric.core.wait.signal import (
     APPROVAL,
@@ -309,6 +310,8 @@ async def _only_approval(engine: Engine, id: RunId) -> str:
     active = [item for item in approvals if item.state == "active"]
     names = sorted({item.key for item in active or approvals})
     if not names:
+        if await engine.views.state(id) in ENDED:
+            raise NotSignalable(f"run {id} has ended")
         raise NotFound("approval", f"that run {id} waits for")
     if len(names) > 1:
         raise Invalid(f"which approval? run {id} waits for {', '.join(names)}: give one name")

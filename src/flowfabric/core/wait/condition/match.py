@@ -28,13 +28,15 @@ from flowfabric.core.wait.model import Effect, Signal, Tally
 class ConditionMatch(Struct, frozen=True):
     """What a signal did to a condition.
 
-    `sourced` has a bit for every leaf, by its index, that has counted the signal's source.
+    `sourced` has a bit for every leaf, by its index, that has counted the signal's source;
+    `identified` for every leaf that has counted its id and may meet it at another waitpoint.
     """
 
     effect: Effect
     satisfied: bool
     tallies: tuple[Tally, ...]
     sourced: int
+    identified: int
 
 
 class _Match(IntEnum):
@@ -83,22 +85,29 @@ def _possible(condition: Condition, tallies: Iterator[Tally], keys: Collection[s
 
 
 def match_condition(
-    condition: Condition, tallies: tuple[Tally, ...], signal: Signal, sourced: int = 0
+    condition: Condition,
+    tallies: tuple[Tally, ...],
+    signal: Signal,
+    sourced: int = 0,
+    identified: int = 0,
 ) -> ConditionMatch:
     """What one more signal does, which must not have been matched before.
 
-    `sourced` is what the last signal of the same source left, 0 for a new source.
+    `sourced` is what the last signal of the same source left, 0 for a new source; `identified` what
+    the last one with the same id left, at another waitpoint.
     """
-    closest, after, counted = _Match.OTHER_WAITPOINT, list(tallies), sourced
+    closest, after, known = _Match.OTHER_WAITPOINT, list(tallies), sourced | identified
     for index, (leaf, tally) in enumerate(_paired(condition, tallies)):
         found = _match(leaf, signal)
         closest = max(closest, found)
         if found is _Match.MATCHES:
-            after[index] = _add(leaf, tally, signal, known=bool(sourced >> index & 1))
-            counted |= _counts_sources(leaf) << index
+            after[index] = _add(leaf, tally, signal, known=bool(known >> index & 1))
+            sourced |= _counts_sources(leaf) << index
+            identified |= _counts_ids(leaf) << index
     added = any([new is not old for new, old in zip(after, tallies, strict=True)])
     truth = _true(condition, iter(after))
-    return ConditionMatch(_effect(condition, closest, added, truth), truth, tuple(after), counted)
+    effect = _effect(condition, closest, added, truth)
+    return ConditionMatch(effect, truth, tuple(after), sourced, identified)
 
 
 def _paired(condition: Condition, tallies: tuple[Tally, ...]) -> list[tuple[Leaf, Tally]]:
@@ -138,9 +147,7 @@ def _add(leaf: Leaf, tally: Tally, signal: Signal, *, known: bool) -> Tally:
     match leaf:
         case Single() if not tally.count:
             return Tally(1)
-        case Count(kind=CountKind.SIGNALS):
-            return Tally(tally.count + 1)
-        case Count(kind=CountKind.SOURCES) if not known:
+        case Count(kind=CountKind.SIGNALS | CountKind.SOURCES) if not known:
             return Tally(tally.count + 1)
         case Count(kind=CountKind.WAITPOINTS) if signal.key not in tally.keys:
             return Tally(tally.count + 1, (*tally.keys, signal.key))
@@ -150,6 +157,14 @@ def _add(leaf: Leaf, tally: Tally, signal: Signal, *, known: bool) -> Tally:
 
 def _counts_sources(leaf: Leaf) -> bool:
     return isinstance(leaf, Count) and leaf.kind is CountKind.SOURCES
+
+
+def _counts_ids(leaf: Leaf) -> bool:
+    """Whether the leaf may meet a signal id twice: a waitpoint accepts an id once, so only at
+    another one."""
+    if not isinstance(leaf, Count) or leaf.kind is not CountKind.SIGNALS:
+        return False
+    return any([key != leaf.waitpoints[0] for key in leaf.waitpoints])
 
 
 def _effect(condition: Condition, closest: _Match, added: bool, truth: bool) -> Effect:
