@@ -114,10 +114,16 @@ async def nothing() -> None: ...
 
 
 def test_who_receives_a_context(plain: Fabric) -> None:
-    functions = (named, annotated, written, dotted, blocking, foreign, second, nothing)
+    functions = (named, annotated, written, dotted, blocking, foreign, nothing)
     takes = [plain.task(name=f.__name__)(f).takes_context for f in functions]
-    assert takes == [True, True, True, True, True, False, False, False]
+    assert takes == [True, True, True, True, True, False, False]
     assert plain.tasks["annotated"].signature.parameters == {"a"}
+
+
+def test_a_context_in_another_place_is_refused(plain: Fabric) -> None:
+    """No caller could give it."""
+    with pytest.raises(Invalid, match="only the first parameter can be the context"):
+        plain.task()(second)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +159,6 @@ def test_functions_that_cannot_be_tasks_are_refused_when_they_are_registered(
     async def coroutine() -> None: ...
     async def wrong(ctx: SyncContext) -> None: ...
     def wrong_too(ctx: Context) -> None: ...
-    async def second(order: int, ctx: Context) -> None: ...
     def local() -> None: ...
     def with_context(ctx: SyncContext) -> None: ...
 
@@ -163,8 +168,6 @@ def test_functions_that_cannot_be_tasks_are_refused_when_they_are_registered(
         plain.task()(wrong)
     with pytest.raises(Invalid, match="is given a SyncContext"):
         plain.task()(wrong_too)
-    with pytest.raises(Invalid, match="only the first parameter can be the context"):
-        plain.task()(second)
     with pytest.raises(Invalid, match="must be a module's function"):
         plain.task(process=True)(local)
     with pytest.raises(Invalid, match="must be a module's function"):
