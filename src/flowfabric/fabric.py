@@ -23,7 +23,7 @@ from weakref import WeakSet
 
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import Invalid, NotFound
+from flowfabric.core.base.errors import Invalid, NotFound, Unavailable
 from flowfabric.core.base.text import MAX_KEY, check_kind, check_namespace, check_text
 from flowfabric.core.execution.versions import check_version
 from flowfabric.core.execution.webhook import KIND
@@ -117,6 +117,9 @@ class Fabric:
     and budgets of `LimitsApi`. A method with `_sync` does the same for code without an event loop.
     """
 
+    _process = 0
+    """The process that has opened it."""
+
     def __init__(
         self,
         url: str | None = None,
@@ -145,15 +148,21 @@ class Fabric:
         self.approve, self.approve_sync = signals.approve, signals.approve_sync
         self.reject, self.reject_sync = signals.reject, signals.reject_sync
         self.waitpoints, self.waitpoints_sync = signals.waitpoints, signals.waitpoints_sync
-        self.waitpoint_token, self.revoke_tokens = signals.waitpoint_token, signals.revoke_tokens
+        self.waitpoint_token, self.waitpoint_token_sync, self.revoke_tokens = (
+            signals.waitpoint_token,
+            signals.waitpoint_token_sync,
+            signals.revoke_tokens,
+        )
+        self.revoke_tokens_sync = signals.revoke_tokens_sync
         self.quota, self.quota_sync = limits.quota, limits.quota_sync
         self.budget, self.budget_sync = limits.budget, limits.budget_sync
-        self.quota_status, self.budget_status = limits.quota_status, limits.budget_status
-        self.spend, self.spend_sync = limits.spend, limits.spend_sync
-        self.quota_status_sync, self.budget_status_sync = (
+        self.quota_status, self.quota_status_sync, self.budget_status, self.budget_status_sync = (
+            limits.quota_status,
             limits.quota_status_sync,
+            limits.budget_status,
             limits.budget_status_sync,
         )
+        self.spend, self.spend_sync = limits.spend, limits.spend_sync
         self.reset_budget, self.reset_budget_sync = limits.reset_budget, limits.reset_budget_sync
         listing = RunsApi(client, self.tasks)
         self.runs, self.runs_sync, self.events = (
@@ -331,6 +340,10 @@ class Fabric:
         task = None if task is None else handler_at(task, info.version)
         return Run(self._client, found, task.signature.returns if task else Any)
 
+    def run_sync(self, id: str | UUID) -> Run[Any]:
+        """As `run`, for code without an event loop."""
+        return self.block_on(self.run(id))
+
     # -- flows
 
     def flow(
@@ -389,6 +402,7 @@ class Fabric:
         loop = asyncio.get_running_loop()
         if self._engine is not None and self._loop is loop:
             return self._engine
+        self._check_process()
         if self._loop is not None and self._loop is not loop and not self._loop.is_closed():
             raise Invalid("this Fabric is in use in another event loop; create one Fabric per loop")
         if self._loop is not loop or self._opening is None:
@@ -461,12 +475,28 @@ class Fabric:
 
     def _start(self, work: Coroutine[Any, Any, R]) -> "Future[R]":
         """Starts a coroutine in the event loop of the engine, or of a thread made for it."""
+        try:
+            self._check_process()
+        except Unavailable:
+            work.close()
+            raise
         if self._engine is not None and self._loop is not None and self._loop.is_running():
             return asyncio.run_coroutine_threadsafe(work, self._loop)
         with self._starting:  # threads of a web server may come at once
             if self._portal is None:
                 self._portal = _Portal()
         return self._portal.start(work)
+
+    def _check_process(self) -> None:
+        """Neither the threads nor the connections of a Fabric survive a fork."""
+        is_open = self._portal is not None or (self._loop is not None and self._loop.is_running())
+        if not is_open:
+            self._process = os.getpid()
+        elif self._process != os.getpid():
+            raise Unavailable(
+                "this Fabric was open when the process was forked, and cannot be used in the new "
+                "process: close it before the fork (fabric.close_sync())"
+            )
 
     def close_sync(self) -> None:
         """As `close`, for code without an event loop."""

@@ -51,6 +51,8 @@ def raises(what: str) -> None:
         "retry": Retry("soon", after="1h"),
         "picky": Picky(7, "odd"),
         "exit": SystemExit(3),
+        "closed": GeneratorExit(),
+        "base": BaseException("odd"),
         "plain": ValueError("boom"),
     }
     raise errors[what]

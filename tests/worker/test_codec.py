@@ -60,6 +60,18 @@ class Grumpy(pydantic.BaseModel):
         raise KeyError(value)
 
 
+def takes_later(value: "Later") -> "Later":
+    return value
+
+
+TAKES_LATER = Signature(takes_later, skip_first=False)
+
+
+@dataclass
+class Later:
+    x: int
+
+
 class Colour(enum.Enum):
     RED = "red"
     BLUE = "blue"
@@ -159,6 +171,12 @@ def test_an_argument_without_annotation_is_plain_json() -> None:
         return thing, more
 
     assert roundtrip(function, {"a": Point(1)}, more=Colour.RED) == ({"a": {"x": 1, "y": 0}}, "red")
+
+
+def test_an_annotation_may_name_a_class_that_is_defined_further_below() -> None:
+    assert TAKES_LATER.returns is Later
+    payload = TAKES_LATER.encode((Later(7),), {})
+    assert TAKES_LATER.decode(payload) == ([], {"value": Later(7)})
 
 
 def test_annotations_that_only_the_type_checker_sees_do_not_hide_the_others() -> None:

@@ -76,12 +76,13 @@ async def test_every_listener_is_told_of_every_end(bench: Bench, log: Log) -> No
     assert log == [("retrying", 1, True, "KeyError"), False, ("completed", 2, False, ""), False]
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit, BaseException])
 async def test_a_hook_that_raises_changes_nothing_and_is_logged(
-    bench: Bench, log: Log, caplog: pytest.LogCaptureFixture
+    bench: Bench, log: Log, caplog: pytest.LogCaptureFixture, kind: type[BaseException]
 ) -> None:
     @bench.fabric.on_attempt_end
     async def broken(end: AttemptEnd) -> None:
-        raise RuntimeError("the hook is broken")
+        raise kind("the hook is broken")
 
     @bench.fabric.task(on_success=lambda end: log.note("told"))
     async def job() -> int:

@@ -136,7 +136,7 @@ async def test_retry_comes_when_it_was_asked_for(bench: Bench, where: str) -> No
 
 
 @pytest.mark.parametrize("where", ["async", "thread", "process"])
-@pytest.mark.parametrize("what", ["plain", "picky", "exit"])
+@pytest.mark.parametrize("what", ["plain", "picky", "exit", "closed", "base"])
 async def test_every_exception_is_reported_and_harms_no_other_run(
     bench: Bench, where: str, what: str
 ) -> None:
@@ -148,9 +148,13 @@ async def test_every_exception_is_reported_and_harms_no_other_run(
         "plain": "ValueError: boom",
         "picky": "Picky: 7: odd",
         "exit": "handler panicked: SystemExit: 3",
+        "closed": "handler panicked: GeneratorExit",
+        "base": "handler panicked: BaseException: odd",
     }
     assert attempt.failure.message == words[what]
-    assert attempt.failure.category == ("handler_panic" if what == "exit" else "handler_error")
+    assert attempt.failure.category == (
+        "handler_error" if what in ("plain", "picky") else "handler_panic"
+    )
     assert b"handlers.py" in (attempt.failure.detail or b"")
 
 

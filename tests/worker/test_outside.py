@@ -13,6 +13,7 @@ from flowfabric import (
     NotSignalable,
     PublicState,
     RunCancelled,
+    Unauthorized,
     WaitTimeout,
 )
 from flowfabric.core.base.errors import MissingToken, PayloadTooLarge
@@ -33,6 +34,26 @@ async def test_signals_by_code_without_an_event_loop(bench: Bench) -> None:
     assert sent.resumed
     await bench.work()
     assert await run.result() == 5
+    assert (await asyncio.to_thread(bench.fabric.run_sync, run.id)).id == run.id
+
+
+async def test_tokens_by_code_without_an_event_loop(bench: Bench) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> str:
+        return (await ctx.approval("publish")).ended
+
+    run, fabric = await job.submit(), bench.fabric
+    await bench.work()
+    (open_one,) = await fabric.waitpoints(run)
+    asked = f"{run.id}/{open_one.id}"
+    revoked = await asyncio.to_thread(fabric.waitpoint_token_sync, run, "publish", approver="ada")
+    await asyncio.to_thread(fabric.revoke_tokens_sync, run, "publish")
+    with pytest.raises(Unauthorized):
+        await asyncio.to_thread(fabric.approve_sync, asked, token=revoked.reveal())
+    token = await asyncio.to_thread(fabric.waitpoint_token_sync, run, "publish", approver="ada")
+    await asyncio.to_thread(fabric.approve_sync, asked, token=token.reveal())
+    await bench.work()
+    assert await run.result() == "approved"
 
 
 async def test_what_waits_can_be_listed_the_longest_first(bench: Bench) -> None:

@@ -70,6 +70,34 @@ async def test_what_runs_may_finish(fabric: Fabric) -> None:
     assert await late.state() is PublicState.WAITING, "a stopping worker claims nothing"
 
 
+async def test_only_the_main_thread_can_handle_signals(fabric: Fabric) -> None:
+    worker = await fabric.worker()
+
+    async def elsewhere() -> None:
+        worker.handle_signals()
+
+    with pytest.raises(Invalid, match="only the main thread can handle signals"):
+        await asyncio.to_thread(asyncio.run, elsewhere())
+
+
+async def test_any_thread_may_stop_a_worker(fabric: Fabric) -> None:
+    """Such as a plain function that it runs."""
+    asyncio.get_running_loop().set_debug(True)  # which refuses calls that are not thread-safe
+    workers: list[Any] = []
+
+    @fabric.task()
+    def last() -> str:
+        workers[0].stop()
+        return "the last one"
+
+    worker, running = await start(fabric)
+    workers.append(worker)
+    run = await last.submit()
+    await asyncio.wait_for(running, 60)
+    assert await run.result(60) == "the last one"
+    await asyncio.to_thread(worker.stop)
+
+
 @pytest.mark.parametrize("twice", [False, True])
 async def test_what_does_not_finish_in_time_is_handed_back(
     fabric: Fabric, log: Log, twice: bool

@@ -114,10 +114,16 @@ async def nothing() -> None: ...
 
 
 def test_who_receives_a_context(plain: Fabric) -> None:
-    functions = (named, annotated, written, dotted, blocking, foreign, second, nothing)
+    functions = (named, annotated, written, dotted, blocking, foreign, nothing)
     takes = [plain.task(name=f.__name__)(f).takes_context for f in functions]
-    assert takes == [True, True, True, True, True, False, False, False]
+    assert takes == [True, True, True, True, True, False, False]
     assert plain.tasks["annotated"].signature.parameters == {"a"}
+
+
+def test_a_context_in_another_place_is_refused(plain: Fabric) -> None:
+    """No caller could give it."""
+    with pytest.raises(Invalid, match="only the first parameter can be the context"):
+        plain.task()(second)
 
 
 @pytest.mark.parametrize(

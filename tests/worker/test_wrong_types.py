@@ -16,7 +16,8 @@ from tests.worker.bench import Bench
 
 NOT_OPERATIONS = {
     "block_on", "close", "close_sync", "engine", "tasks", "schedules", "run_worker", "signal_sync",
-    "approve_sync", "reject_sync", "waitpoints_sync",
+    "approve_sync", "reject_sync", "waitpoints_sync", "run_sync", "waitpoint_token_sync",
+    "revoke_tokens_sync",
 }  # fmt: skip
 ANYTHING = {"payload", "about", "rate_key", "concurrency_key", "clock", "result"}
 """Parameters that take any value there is, and say no by their meaning."""

@@ -6,7 +6,7 @@ The payload is an object with one member per parameter, so that any language can
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from inspect import Parameter
 from typing import Any, Union
 
@@ -73,7 +73,7 @@ class Signature:
 
     def __init__(self, function: Callable[..., Any], *, skip_first: bool) -> None:
         self.name = getattr(function, "__qualname__", repr(function))
-        hints = hints_of(function)
+        self._function = function
         parameters = list(inspect.signature(function).parameters.values())
         self._parameters = parameters[1:] if skip_first else parameters
         self._signature = inspect.Signature(self._parameters)
@@ -83,9 +83,22 @@ class Signature:
         self._names = [parameter.name for parameter in self._parameters]
         self._by_place = kinds <= set(_POSITIONAL)
         self._all_by_name = kinds <= {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
-        self.returns = hints.get("return", Any)
-        self._struct = self._arguments_type(hints)
         self._decoder: msgspec.json.Decoder[Any] | None = None
+        hints = hints_of(function)
+        if all(name in hints for name in _annotations_of(function)):
+            _ = self._struct  # refuses parameters that cannot be read, where they are declared
+
+    @cached_property
+    def returns(self) -> Any:
+        return hints_of(self._function).get("return", Any)
+
+    @cached_property
+    def _struct(self) -> type[msgspec.Struct]:
+        """Made when it is first used if an annotation names a class that is defined further below
+        in its module."""
+        hints = hints_of(self._function)
+        fields = [self._field(parameter, hints) for parameter in self._parameters]
+        return msgspec.defstruct("Arguments", fields, kw_only=True)
 
     @property
     def parameters(self) -> frozenset[str]:
@@ -173,10 +186,6 @@ class Signature:
             return True
         return parameter.kind in _POSITIONAL and self._takes_more
 
-    def _arguments_type(self, hints: Mapping[str, Any]) -> type[msgspec.Struct]:
-        fields = [self._field(parameter, hints) for parameter in self._parameters]
-        return msgspec.defstruct("Arguments", fields, kw_only=True)
-
     def _field(self, parameter: Parameter, hints: Mapping[str, Any]) -> tuple[Any, ...]:
         hint = _readable(_type_of(parameter, hints.get(parameter.name, Any)))
         try:
@@ -210,11 +219,16 @@ def _place(parameter: Parameter, value: Any, args: list[Any], kwargs: dict[str, 
             kwargs[parameter.name] = value
 
 
+def _annotations_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of a function as they are written."""
+    found: dict[str, Any] = getattr(inspect.unwrap(function), "__annotations__", {})
+    return found
+
+
 def _single_hints(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
     """Each annotation on its own, so that one that cannot be resolved does not hide the others."""
-    inner = inspect.unwrap(function)
-    names = getattr(inner, "__globals__", {})
-    for name, annotation in getattr(inner, "__annotations__", {}).items():
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    for name, annotation in _annotations_of(function).items():
 
         def probe() -> None: ...
 

@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar, overload
 
+from flowfabric.worker.errors import Unwind
 from flowfabric.worker.run.branches import Branch
+from flowfabric.worker.run.failure import contained
 from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.together import together
 
@@ -111,10 +113,11 @@ async def beside(scope: CallScope, step: Awaitable[R], branch: Branch) -> R:
     with scope.branches.strand(branch):
         try:
             return await step
-        except (SystemExit, KeyboardInterrupt) as error:
-            # Raised in a task of its own, it would end the event loop and every other run.
-            scope.branches.hold(branch)
-            raise RuntimeError(f"a step raised {error!r}") from error
-        except Exception:
-            scope.branches.hold(branch)
+        except GeneratorExit:  # the branch is closed
+            raise
+        except BaseException as error:
+            if not isinstance(error, asyncio.CancelledError | Unwind):
+                scope.branches.hold(branch)
+            if (other := contained(error)) is not error:
+                raise other from error
             raise

@@ -187,7 +187,8 @@ def schedule_of(task: Task[Any, Any]) -> Schedule | None:
         payload = task.signature.encode((), {})
     except InvalidCall as error:
         raise Invalid(
-            f"{error}: a scheduled task gets no arguments; use fabric.schedules.put to give some"
+            f"{error.detail}: a scheduled task gets no arguments; give some with "
+            "fabric.schedules.put"
         ) from None
     return check_schedule(_schedule(task.name, task, own, payload))
 

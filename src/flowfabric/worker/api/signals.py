@@ -197,6 +197,8 @@ class SignalsApi:
     approve_sync = blocking(approve)
     reject_sync = blocking(reject)
     waitpoints_sync = blocking(waitpoints)
+    waitpoint_token_sync = blocking(waitpoint_token)
+    revoke_tokens_sync = blocking(revoke_tokens)
 
     def _blocking(self) -> tuple[Any, Block]:
         return self, self._client.block_on

@@ -44,7 +44,7 @@ from flowfabric.worker.api.limits import (
 )
 from flowfabric.worker.api.options import CallOptions, Span, TaskOptions, deadline_at, span_of
 from flowfabric.worker.api.run import Run
-from flowfabric.worker.codec import Signature
+from flowfabric.worker.codec import Signature, hints_of
 from flowfabric.worker.run.cancelling import catches_cancelled
 from flowfabric.worker.run.fingerprint import fingerprint
 
@@ -64,6 +64,7 @@ class Mode(StrEnum):
 _CALL_OPTIONS = frozenset(CallOptions.__struct_fields__)
 _NO_OPTIONS = CallOptions()
 _NO_LIMITS = Limits()
+_CONTEXTS = ("Context", "SyncContext")
 _CONTEXT_MODULES = ("flowfabric.worker.api.context", "flowfabric.worker.api.sync")
 
 
@@ -90,7 +91,10 @@ class Task(Generic[P, R]):
         self._declared_on: Engine | None = None
 
     def _check_context(self) -> None:
-        wanted = _context_name(self.function) if self.takes_context else None
+        parameters, hints = _parameters(self.function), hints_of(self.function)
+        if any(_context_class(hints.get(each.name)) for each in parameters[1:]):
+            raise Invalid(f"{self.name}: only the first parameter can be the context")
+        wanted = _context_name(parameters[0]) if self.takes_context else None
         if wanted == "SyncContext" and self.mode is Mode.ASYNC:
             raise Invalid(f"{self.name}: a coroutine is given a Context, not a SyncContext")
         if wanted == "Context" and self.mode is Mode.THREAD:
@@ -406,21 +410,27 @@ def _name(function: Callable[..., Any]) -> str:
 
 def _takes_context(function: Callable[..., Any]) -> bool:
     """Whether the first parameter is named `ctx` or annotated with a context."""
-    parameters = list(inspect.signature(function).parameters.values())
-    return bool(parameters) and (parameters[0].name == "ctx" or _context_name(function) is not None)
+    first = next(iter(_parameters(function)), None)
+    return first is not None and (first.name == "ctx" or _context_name(first) is not None)
 
 
-def _context_name(function: Callable[..., Any]) -> str | None:
-    """The class of context that the first parameter is annotated with, also as a string."""
-    first = next(iter(inspect.signature(function).parameters.values()))
-    annotation = first.annotation
-    if isinstance(annotation, str):
-        name = annotation.strip("'\"").rpartition(".")[2]
-    elif getattr(annotation, "__module__", "") in _CONTEXT_MODULES:
-        name = annotation.__name__
-    else:
-        return None
-    return name if name in ("Context", "SyncContext") else None
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(function).parameters.values())
+
+
+def _context_name(parameter: inspect.Parameter) -> str | None:
+    """The class of context that the parameter is annotated with, also as a string."""
+    annotation = parameter.annotation
+    if not isinstance(annotation, str):
+        return _context_class(annotation)
+    name = annotation.strip("'\"").rpartition(".")[2]
+    return name if name in _CONTEXTS else None
+
+
+def _context_class(annotation: Any) -> str | None:
+    name = getattr(annotation, "__name__", "")
+    ours = getattr(annotation, "__module__", "") in _CONTEXT_MODULES
+    return name if ours and name in _CONTEXTS else None
 
 
 def _mode(function: Callable[..., Any], options: TaskOptions) -> Mode:

@@ -1,5 +1,6 @@
 """What an exception of a handler means for its run, as data that can cross processes."""
 
+import asyncio
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +11,7 @@ import flowfabric
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.retry import Category
-from flowfabric.worker.errors import Fail, Retry
+from flowfabric.worker.errors import Cancelled, Fail, Retry, Unwind
 
 MAX_TRACE = 16_384
 MAX_MESSAGE = 4_096
@@ -41,7 +42,7 @@ class Raised(Struct, frozen=True):
             category=category,
             trace=storable("".join(traceback.format_exception(error))[-MAX_TRACE:]),
             after=error.after if isinstance(error, Retry) else None,
-            type=type(error).__name__,
+            type=type_of(error),
             step=step_of(error),
         )
 
@@ -53,9 +54,9 @@ def _category(error: BaseException) -> Category:
             return Category.PERMANENT
         case Retry():
             return Category.TRANSIENT
-        case Exception() if not isinstance(error.__cause__, SystemExit | KeyboardInterrupt):
+        case Exception() if not isinstance(error, Panic):
             return Category.HANDLER_ERROR
-        case _:  # threads wrap what would end the event loop
+        case _:
             return Category.HANDLER_PANIC
 
 
@@ -64,9 +65,7 @@ def _message(error: BaseException, category: Category) -> str:
     decision of the handler (`Fail`, `Retry`) says it alone."""
     match category:
         case Category.HANDLER_PANIC:
-            wrapped = isinstance(error, Exception) and error.__cause__ is not None
-            panic = error.__cause__ if wrapped else error
-            return f"handler panicked: {text_of(panic or error)}"
+            return f"handler panicked: {text_of(error)}"
         case Category.HANDLER_ERROR:
             return ": ".join(map(text_of, _chain(error)))
         case _:
@@ -83,6 +82,46 @@ def _chain(error: BaseException) -> list[BaseException]:
         found.append(cause)
         cause = cause.__cause__
     return found
+
+
+class Panic(RuntimeError):
+    """Stands for something raised by user code that is no `Exception`, such as `SystemExit`."""
+
+    def __init__(self, raised: BaseException) -> None:
+        super().__init__(f"the function raised {text_of(raised)}")
+        self.raised = raised
+
+
+def contained(error: BaseException) -> BaseException:
+    """The error as it may leave user code, or another that is raised from it. In a future or a task
+    of its own, `SystemExit` would end the event loop and every other run, and `GeneratorExit` would
+    close the coroutine that waits. A cancellation, or the end of a handler that waits, is left as
+    it is."""
+    if isinstance(error, asyncio.CancelledError | Unwind):
+        return error
+    if not isinstance(error, Exception):
+        return Panic(error)
+    if isinstance(error, StopIteration):  # no future accepts it
+        return RuntimeError(f"the function raised {text_of(error)}")
+    return error
+
+
+def contained_in_step(error: BaseException) -> BaseException:
+    """The same for the function of a step. A step that raises `CancelledError` although it was not
+    cancelled has failed; its handler goes on."""
+    of_asyncio = isinstance(error, asyncio.CancelledError) and not isinstance(error, Cancelled)
+    if of_asyncio and not _is_cancelled():
+        return RuntimeError("the step cancelled itself")
+    return contained(error)
+
+
+def _is_cancelled() -> bool:
+    """Whether the current task was cancelled. No caller can cancel a thread."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # a thread without an event loop
+        return False
+    return task is not None and task.cancelling() > 0
 
 
 class InProcess(Exception):
@@ -138,13 +177,16 @@ def storable(text: str) -> str:
 
 def type_of(error: BaseException) -> str:
     """The name of the error's type, also of one that was raised in another process."""
-    return error.raised.type if isinstance(error, InProcess) else type(error).__name__
+    if isinstance(error, InProcess):
+        return error.raised.type
+    return type(error.raised if isinstance(error, Panic) else error).__name__
 
 
 def text_of(error: BaseException) -> str:
     """The type of the error and what it says."""
     if isinstance(error, InProcess):
         return error.raised.message
+    error = error.raised if isinstance(error, Panic) else error
     name = type(error).__name__
     try:
         text = str(error)

@@ -15,6 +15,7 @@ from flowfabric.worker.api.hooks import (
 )
 from flowfabric.worker.api.task import Task, check_function, is_async
 from flowfabric.worker.run.attempt_log import is_logged, log_attempt
+from flowfabric.worker.run.failure import contained
 from flowfabric.worker.run.lifespan import Lifespan, LifespanFactory
 from flowfabric.worker.run.middleware import Chain, Layer, Start
 from flowfabric.worker.run.processes import InProcessHook
@@ -95,7 +96,9 @@ class WorkerHooks:
         for listener in self._hooks.listeners if own is None else [*self._hooks.listeners, own]:
             try:
                 await _tell(listener, end, threads)
-            except Exception:
+            except BaseException as error:  # SystemExit too, which would end the worker
+                if not isinstance(contained(error), Exception):
+                    raise  # the worker is torn down
                 log.exception(
                     "the hook %s failed for run %s, which stays %s",
                     getattr(listener, "__qualname__", listener),

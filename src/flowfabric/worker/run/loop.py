@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import Context, copy_context
@@ -114,6 +115,7 @@ class Worker:
         self._heartbeat_leases = heartbeat_leases
         self._heartbeat: Heartbeat | None = None
         self._task: asyncio.Task[Any] | None = None
+        self._thread = 0
 
     async def run(self) -> None:
         """Executes runs until the worker is stopped. Then drains: waits for its runs, and hands
@@ -122,7 +124,7 @@ class Worker:
         is raised. A worker runs once; `fabric.worker()` makes another one."""
         if self._task is not None:
             raise Invalid("this worker has run or is running; fabric.worker() makes another")
-        self._task = asyncio.current_task()
+        self._task, self._thread = asyncio.current_task(), threading.get_ident()
         if not await self._start_lifespan():
             self._release_signals()
             return
@@ -171,7 +173,15 @@ class Worker:
                 await asyncio.wait([starting])
 
     def stop(self) -> None:
-        """Stops claiming and drains. A second call stops the running handlers at once."""
+        """Stops claiming and drains. A second call stops the running handlers at once. Any thread
+        may call it."""
+        if self._task is None or self._thread == threading.get_ident():
+            self._stop()
+        else:
+            with suppress(RuntimeError):  # the loop is closed: the worker has ended
+                self._task.get_loop().call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
         if self._stopping.is_set():
             self._stop_now.set()
         self._stopping.set()
@@ -189,6 +199,11 @@ class Worker:
     def handle_signals(self) -> None:
         """Makes SIGTERM and SIGINT call `stop`. The process ends within the time of the drain and a
         few seconds, even if a handler or a thread does not."""
+        if threading.current_thread() is not threading.main_thread():
+            raise Invalid(
+                "only the main thread can handle signals; elsewhere call `worker.run()`, and "
+                "`worker.stop()` to end it"
+            )
         loop = asyncio.get_running_loop()
         self._exit = ExitGuard(self._drain_for + EXIT_AFTER)
         for number in (signal.SIGTERM, signal.SIGINT):

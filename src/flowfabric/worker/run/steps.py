@@ -30,7 +30,7 @@ from flowfabric.worker.api.task import Task, check_function, is_async
 from flowfabric.worker.codec import Undecodable, decode, encode, hints_of
 from flowfabric.worker.errors import Fail, Retry, StepsChanged
 from flowfabric.worker.run.branches import StepPlace, inside_step
-from flowfabric.worker.run.failure import mark_step
+from flowfabric.worker.run.failure import contained_in_step, mark_step
 from flowfabric.worker.run.hooks import StepHooks
 from flowfabric.worker.run.journal import Journal
 from flowfabric.worker.run.scope import CallScope
@@ -175,6 +175,10 @@ class Work(Struct, frozen=True):
         inside = _Inside(self.name)
         try:
             return self.function(*self.args, **self.kwargs)
+        except BaseException as error:
+            if (other := contained_in_step(error)) is not error:
+                raise other from error
+            raise
         finally:
             inside.leave()
 
@@ -182,6 +186,12 @@ class Work(Struct, frozen=True):
         inside = _Inside(self.name)
         try:
             return await self.function(*self.args, **self.kwargs)
+        except GeneratorExit:  # the coroutine is closed
+            raise
+        except BaseException as error:
+            if (other := contained_in_step(error)) is not error:
+                raise other from error
+            raise
         finally:
             inside.leave()
 

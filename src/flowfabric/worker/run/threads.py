@@ -12,6 +12,8 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
+from flowfabric.worker.run.failure import contained
+
 Job = tuple["Future[Any]", Callable[[], Any]]
 
 
@@ -67,12 +69,9 @@ def run_job(future: "Future[Any]", function: Callable[[], Any]) -> None:
         return
     try:
         result = function()
-    except (StopIteration, SystemExit, KeyboardInterrupt) as error:
-        # The first cannot be put into a future of an event loop, the others would end the loop.
-        wrapped = RuntimeError(f"the function raised {error!r}")
-        wrapped.__cause__ = error
-        future.set_exception(wrapped)
     except BaseException as error:  # Unwind too: it is raised where the result is awaited
-        future.set_exception(error)
+        if (other := contained(error)) is not error:
+            other.__cause__ = error
+        future.set_exception(other)
     else:
         future.set_result(result)
