@@ -143,37 +143,34 @@ class Fabric:
             self.engine, self.block_on, TransactionalClient(clock or SystemClock(), self._identity)
         )
         self.schedules = SchedulesApi(client, self.tasks)
-        signals, limits = SignalsApi(client), LimitsApi(client)
-        self.signal, self.signal_sync = signals.signal, signals.signal_sync
-        self.approve, self.approve_sync = signals.approve, signals.approve_sync
-        self.reject, self.reject_sync = signals.reject, signals.reject_sync
-        self.waitpoints, self.waitpoints_sync = signals.waitpoints, signals.waitpoints_sync
-        self.waitpoint_token, self.waitpoint_token_sync, self.revoke_tokens = (
-            signals.waitpoint_token,
-            signals.waitpoint_token_sync,
-            signals.revoke_tokens,
-        )
-        self.revoke_tokens_sync = signals.revoke_tokens_sync
-        self.quota, self.quota_sync = limits.quota, limits.quota_sync
-        self.budget, self.budget_sync = limits.budget, limits.budget_sync
-        self.quota_status, self.quota_status_sync, self.budget_status, self.budget_status_sync = (
-            limits.quota_status,
-            limits.quota_status_sync,
-            limits.budget_status,
-            limits.budget_status_sync,
-        )
-        self.spend, self.spend_sync = limits.spend, limits.spend_sync
-        self.reset_budget, self.reset_budget_sync = limits.reset_budget, limits.reset_budget_sync
-        listing = RunsApi(client, self.tasks)
-        self.runs, self.runs_sync, self.events = (
-            listing.runs,
-            listing.runs_sync,
-            EventsApi(client).events,
-        )
         self.lanes, self.workers = LanesApi(client), WorkersApi(client)
         self.flows = StoredFlowsApi(client)
-        self.quotas, self.budgets = QuotasApi(client, limits), BudgetsApi(client, limits)
         self.subscriptions, self.webhooks = SubscriptionsApi(client), WebhooksApi(client)
+        self._take_signals(SignalsApi(client))
+        self._take_limits(client, LimitsApi(client))
+        listing = RunsApi(client, self.tasks)
+        self.runs, self.runs_sync = listing.runs, listing.runs_sync
+        self.events = EventsApi(client).events
+
+    def _take_signals(self, api: SignalsApi) -> None:
+        """Makes the methods about signals, approvals and waitpoints those of the Fabric."""
+        self.signal, self.signal_sync = api.signal, api.signal_sync
+        self.approve, self.approve_sync = api.approve, api.approve_sync
+        self.reject, self.reject_sync = api.reject, api.reject_sync
+        self.waitpoints, self.waitpoints_sync = api.waitpoints, api.waitpoints_sync
+        self.waitpoint_token = api.waitpoint_token
+        self.waitpoint_token_sync = api.waitpoint_token_sync
+        self.revoke_tokens, self.revoke_tokens_sync = api.revoke_tokens, api.revoke_tokens_sync
+
+    def _take_limits(self, client: Client, api: LimitsApi) -> None:
+        """Makes the methods about quotas and budgets those of the Fabric."""
+        self.quota, self.quota_sync = api.quota, api.quota_sync
+        self.budget, self.budget_sync = api.budget, api.budget_sync
+        self.quota_status, self.quota_status_sync = api.quota_status, api.quota_status_sync
+        self.budget_status, self.budget_status_sync = api.budget_status, api.budget_status_sync
+        self.spend, self.spend_sync = api.spend, api.spend_sync
+        self.reset_budget, self.reset_budget_sync = api.reset_budget, api.reset_budget_sync
+        self.quotas, self.budgets = QuotasApi(client, api), BudgetsApi(client, api)
 
     # -- tasks
 

@@ -26,7 +26,7 @@ from flowfabric.core.execution.step import Step
 from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.store.hints import Topic, Topics
 from flowfabric.store.postgres.dialer import Connection
-from flowfabric.store.postgres.second_look import FIRST, LAST, SecondLook
+from flowfabric.store.postgres.wake import FIRST_LOOK, LAST_LOOK, SecondLook
 from flowfabric.store.queries import NEWEST, EventQuery, SideWrite
 from flowfabric.store.rows.record import LANES
 from tests.store.postgres_bench import (
@@ -355,11 +355,11 @@ async def test_callers_look_again_where_a_claim_left_rows_to_others(
         patch.setattr(loop, "call_later", hold)
         for number in range(8):
             await claim_nothing()
-            expected.append(min(LAST, FIRST * 2**number))
+            expected.append(min(LAST_LOOK, FIRST_LOOK * 2**number))
         assert delays == expected
         assert len(await bench.claim()) == 1
         await claim_nothing()
-        assert delays[-1] == FIRST
+        assert delays[-1] == FIRST_LOOK
 
 
 async def test_a_repeated_call_returns_what_it_took_and_fills_up(bench: Bench) -> None:

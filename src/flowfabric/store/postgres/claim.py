@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Active, Snapshot
 from flowfabric.core.execution.step import Step
-from flowfabric.store.hints import Topic
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.low_water import Look
 from flowfabric.store.postgres.session import PostgresSession, once
@@ -115,7 +114,7 @@ async def _claim(
             # Farther each time: a call for one run gets past hundreds that another call takes.
             behind = reply.locked * (MAX_ROUNDS - left)
     if _with_room(calls, taken):
-        session.learned.second_look.plan(partial(session.hints.wake, Topic.WORK))
+        session.learned.second_look.plan(session.hints)
     return taken
 
 

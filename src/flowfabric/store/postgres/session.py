@@ -16,8 +16,7 @@ from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.postgres.link import Link
 from flowfabric.store.postgres.low_water import LowWaterMarks
 from flowfabric.store.postgres.names import NameBook
-from flowfabric.store.postgres.second_look import SecondLook
-from flowfabric.store.postgres.wake import Notices
+from flowfabric.store.postgres.wake import Notices, SecondLook
 from flowfabric.store.postgres.wires import Wires
 from flowfabric.store.readable import readable
 from flowfabric.store.rows.execution import SNAPSHOT, read_snapshot

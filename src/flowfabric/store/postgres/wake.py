@@ -86,3 +86,32 @@ class Notices:
             self.hints.wake(Topic.INBOX)
         else:
             self.hints.wake(int(number) & EVERYTHING if number.isdecimal() else EVERYTHING)
+
+
+FIRST_LOOK = 0.02
+LAST_LOOK = 1.0
+"""Seconds. While claims take nothing, each look waits twice as long as the one before: 0.02, 0.04,
+0.08, … A stuck session may hold the rows of a claim for hours."""
+
+
+class SecondLook:
+    """When callers that wait for work look again, because a claim has left rows to other claims: no
+    hint tells that there are more. One look is for all claims that end meanwhile."""
+
+    def __init__(self) -> None:
+        self._planned = False
+        self._after = FIRST_LOOK
+
+    def plan(self, hints: Hints) -> None:
+        if not self._planned:
+            self._planned = True
+            asyncio.get_running_loop().call_later(self._after, self._look, hints)
+            self._after = min(LAST_LOOK, self._after * 2)
+
+    def took(self) -> None:
+        """A claim took something: the next look is an early one again."""
+        self._after = FIRST_LOOK
+
+    def _look(self, hints: Hints) -> None:
+        self._planned = False
+        hints.wake(Topic.WORK)

@@ -175,13 +175,10 @@ class Worker:
     def stop(self) -> None:
         """Stops claiming and drains. A second call stops the running handlers at once. Any thread
         may call it."""
-        if self._task is None or self._thread == threading.get_ident():
-            self._stop()
-        else:
+        if self._task is not None and self._thread != threading.get_ident():
             with suppress(RuntimeError):  # the loop is closed: the worker has ended
-                self._task.get_loop().call_soon_threadsafe(self._stop)
-
-    def _stop(self) -> None:
+                self._task.get_loop().call_soon_threadsafe(self.stop)
+            return
         if self._stopping.is_set():
             self._stop_now.set()
         self._stopping.set()
