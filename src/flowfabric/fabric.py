@@ -117,9 +117,6 @@ class Fabric:
     and budgets of `LimitsApi`. A method with `_sync` does the same for code without an event loop.
     """
 
-    _process = 0
-    """The process that has opened it."""
-
     def __init__(
         self,
         url: str | None = None,
@@ -139,38 +136,37 @@ class Fabric:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._portal: _Portal | None = None
         self._users, self._starting = _Users(), threading.Lock()
+        self._process = _Process()
         client = self._client = Client(
             self.engine, self.block_on, TransactionalClient(clock or SystemClock(), self._identity)
         )
         self.schedules = SchedulesApi(client, self.tasks)
         self.lanes, self.workers = LanesApi(client), WorkersApi(client)
-        self.flows = StoredFlowsApi(client)
+        self.flows, limits = StoredFlowsApi(client), LimitsApi(client)
         self.subscriptions, self.webhooks = SubscriptionsApi(client), WebhooksApi(client)
-        self._take_signals(SignalsApi(client))
-        self._take_limits(client, LimitsApi(client))
+        self._take_methods(SignalsApi(client), limits)
+        self.quotas, self.budgets = QuotasApi(client, limits), BudgetsApi(client, limits)
         listing = RunsApi(client, self.tasks)
         self.runs, self.runs_sync = listing.runs, listing.runs_sync
         self.events = EventsApi(client).events
 
-    def _take_signals(self, api: SignalsApi) -> None:
-        """Makes the methods about signals, approvals and waitpoints those of the Fabric."""
-        self.signal, self.signal_sync = api.signal, api.signal_sync
-        self.approve, self.approve_sync = api.approve, api.approve_sync
-        self.reject, self.reject_sync = api.reject, api.reject_sync
-        self.waitpoints, self.waitpoints_sync = api.waitpoints, api.waitpoints_sync
-        self.waitpoint_token = api.waitpoint_token
-        self.waitpoint_token_sync = api.waitpoint_token_sync
-        self.revoke_tokens, self.revoke_tokens_sync = api.revoke_tokens, api.revoke_tokens_sync
-
-    def _take_limits(self, client: Client, api: LimitsApi) -> None:
-        """Makes the methods about quotas and budgets those of the Fabric."""
-        self.quota, self.quota_sync = api.quota, api.quota_sync
-        self.budget, self.budget_sync = api.budget, api.budget_sync
-        self.quota_status, self.quota_status_sync = api.quota_status, api.quota_status_sync
-        self.budget_status, self.budget_status_sync = api.budget_status, api.budget_status_sync
-        self.spend, self.spend_sync = api.spend, api.spend_sync
-        self.reset_budget, self.reset_budget_sync = api.reset_budget, api.reset_budget_sync
-        self.quotas, self.budgets = QuotasApi(client, api), BudgetsApi(client, api)
+    def _take_methods(self, signals: SignalsApi, limits: LimitsApi) -> None:
+        """Makes the methods of these two parts those of the Fabric."""
+        self.signal, self.signal_sync = signals.signal, signals.signal_sync
+        self.approve, self.approve_sync = signals.approve, signals.approve_sync
+        self.reject, self.reject_sync = signals.reject, signals.reject_sync
+        self.waitpoints, self.waitpoints_sync = signals.waitpoints, signals.waitpoints_sync
+        self.waitpoint_token = signals.waitpoint_token
+        self.waitpoint_token_sync = signals.waitpoint_token_sync
+        self.revoke_tokens = signals.revoke_tokens
+        self.revoke_tokens_sync = signals.revoke_tokens_sync
+        self.quota, self.quota_sync = limits.quota, limits.quota_sync
+        self.budget, self.budget_sync = limits.budget, limits.budget_sync
+        self.quota_status, self.quota_status_sync = limits.quota_status, limits.quota_status_sync
+        self.budget_status = limits.budget_status
+        self.budget_status_sync = limits.budget_status_sync
+        self.spend, self.spend_sync = limits.spend, limits.spend_sync
+        self.reset_budget, self.reset_budget_sync = limits.reset_budget, limits.reset_budget_sync
 
     # -- tasks
 
@@ -399,7 +395,7 @@ class Fabric:
         loop = asyncio.get_running_loop()
         if self._engine is not None and self._loop is loop:
             return self._engine
-        self._check_process()
+        self._process.check(self._portal, self._loop)
         if self._loop is not None and self._loop is not loop and not self._loop.is_closed():
             raise Invalid("this Fabric is in use in another event loop; create one Fabric per loop")
         if self._loop is not loop or self._opening is None:
@@ -473,7 +469,7 @@ class Fabric:
     def _start(self, work: Coroutine[Any, Any, R]) -> "Future[R]":
         """Starts a coroutine in the event loop of the engine, or of a thread made for it."""
         try:
-            self._check_process()
+            self._process.check(self._portal, self._loop)
         except Unavailable:
             work.close()
             raise
@@ -483,17 +479,6 @@ class Fabric:
             if self._portal is None:
                 self._portal = _Portal()
         return self._portal.start(work)
-
-    def _check_process(self) -> None:
-        """Neither the threads nor the connections of a Fabric survive a fork."""
-        is_open = self._portal is not None or (self._loop is not None and self._loop.is_running())
-        if not is_open:
-            self._process = os.getpid()
-        elif self._process != os.getpid():
-            raise Unavailable(
-                "this Fabric was open when the process was forked, and cannot be used in the new "
-                "process: close it before the fork (fabric.close_sync())"
-            )
 
     def close_sync(self) -> None:
         """As `close`, for code without an event loop."""
@@ -545,6 +530,22 @@ def _with_secret(options: EngineOptions | None) -> EngineOptions:
     if secret is None or chosen.waitpoint_secret is not None:
         return chosen
     return replace(chosen, waitpoint_secret=secret)
+
+
+class _Process:
+    """The process that has opened a Fabric."""
+
+    _id = 0
+
+    def check(self, portal: "_Portal | None", loop: asyncio.AbstractEventLoop | None) -> None:
+        """Neither the threads nor the connections of a Fabric survive a fork."""
+        if portal is None and (loop is None or not loop.is_running()):
+            self._id = os.getpid()
+        elif self._id != os.getpid():
+            raise Unavailable(
+                "this Fabric was open when the process was forked, and cannot be used in the new "
+                "process: close it before the fork (fabric.close_sync())"
+            )
 
 
 class _Users:
