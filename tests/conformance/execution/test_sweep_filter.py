@@ -12,6 +12,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.context import EngineOptions
+from flowfabric.engine.flow.flows import FlowCreated
 from flowfabric.engine.sweep import PAGE
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.open import open_store
@@ -130,6 +131,7 @@ async def test_only_its_own_flows_are_forgotten(
     flows = []
     for members in ({}, whose):
         flow = await lab.engine.flows.create(kind="build", **members)
+        assert isinstance(flow, FlowCreated)
         await lab.engine.flows.add(flow.id, Submission(kind="job", **members))
         await lab.engine.flows.cancel(flow.id, reason="")
         flows.append(flow.id)
