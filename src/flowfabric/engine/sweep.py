@@ -151,6 +151,7 @@ class Sweep(Service):
         await self._context.store.keep_time()
         await self._swept.code_gate.release()
         looked_at = await self._round(all_lines=True, leases=True)
+        await self._swept.workers.sweep()
         await self._swept.webhooks.dispatch()
         return looked_at
 
