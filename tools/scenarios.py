@@ -65,7 +65,6 @@ OVERRIDDEN = {
     "what a join owes is an outbox entry handled once; groups are not drained or reconciled": (
         "C-T46 C-T47"
     ),
-    "one sweep serves every namespace": "C-T59 C-T137",
     "there are no partitions of rows": "C-T83 C-T110 I-44",
     "a grant is a row that names its worker; nothing is signed": "C-T107",
     "every store offers every operation": "C-T144",

@@ -18,6 +18,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.registry import FOREVER
 from flowfabric.core.execution.submission import Creation
+from flowfabric.core.execution.sweep_filter import EVERY_RUN, SweepFilter
 from flowfabric.core.flow.progress import DownstreamChange
 from flowfabric.core.limit.at_submission import Admissions
 from flowfabric.core.limit.release import Release
@@ -197,9 +198,14 @@ class LostReplies(Wrapper):
         return self._lose(answer) if name == "put" else answer
 
     async def trim(
-        self, ended_before: Millis, now: Millis, limit: int, unread_from: Millis = FOREVER
+        self,
+        ended_before: Millis,
+        now: Millis,
+        limit: int,
+        unread_from: Millis = FOREVER,
+        wanted: SweepFilter = EVERY_RUN,
     ) -> int:
-        return self._lose(await self.inner.trim(ended_before, now, limit, unread_from))
+        return self._lose(await self.inner.trim(ended_before, now, limit, unread_from, wanted))
 
     def _lose(self, reply: T) -> T:
         if self.armed and reply:

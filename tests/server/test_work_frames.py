@@ -46,6 +46,24 @@ async def test_summaries_are_merged(worker: HttpWorker) -> None:
     assert (await worker.do(claim, "frames", frames=frames))["summary_version"] == 3
 
 
+async def test_a_frame_without_a_type_has_the_name_of_its_kind(worker: HttpWorker) -> None:
+    """C 5.1"""
+    claim = await worker.take()
+    kinds = ["stdout", "stderr", "event", "blob"]
+    frames = [{"text": "x", "kind": kind} for kind in kinds]
+    frames += [{"text": "x", "kind": "stdout", "frame_type": "log"}, {"text": "x"}]
+    await worker.do(claim, "frames", frames=frames)
+    assert [type for type, _, _ in await _read(worker, claim)] == [*kinds, "log", "event"]
+
+
+async def test_how_many_best_effort_frames_are_kept(worker: HttpWorker) -> None:
+    """C 5.1, C-T123: between the floor and the ceiling that the frames name"""
+    claim = await worker.take()
+    live = {"text": "x", "mode": "best_effort", "ema_alpha": 1.0, "maxlen_floor": 2}
+    await worker.do(claim, "frames", frames=[{**live, "maxlen_ceiling": 3}] * 9)
+    assert len(await _read(worker, claim)) == 3
+
+
 async def test_a_repeated_append_appends_once(worker: HttpWorker) -> None:
     claim = await worker.take()
     body = {"frames": [{"text": "once"}], "append_id": 7}
@@ -77,6 +95,11 @@ async def test_frames_of_a_lost_lease(worker: HttpWorker, clock: ManualClock) ->
         ([{"payload": "?"}], 400),
         ([{"text": "a", "mode": "loud"}], 422),
         ([{"mode": "summary", "payload_json": [1]}], 400),
+        ([{"mode": "summary", "payload_json": {}, "patch_kind": "json-patch"}], 400),
+        ([{"text": "a", "kind": "smoke"}], 422),
+        ([{"text": "a", "mode": "best_effort", "ttl_ms": 0}], 400),
+        ([{"text": "a", "mode": "best_effort", "ema_alpha": 0}], 400),
+        ([{"text": "a", "mode": "best_effort", "maxlen_floor": 9, "maxlen_ceiling": 8}], 400),
         ([{"text": "x" * 70_000}], 400),
         ([{"text": "a"}] * 1_001, 422),
         ({}, 422),

@@ -19,10 +19,14 @@ LATER = 1 << 50
 FIRST = UUID(int=0)
 BIG = ("execution", "done", "ready", "parked", "event")
 
+NO_FILTER: dict[str, Any] = dict.fromkeys(("namespace", "tag_key", "tag_value"))
+OLD = {"ended_before": 5, "now": 5, "limit": 9, **NO_FILTER}
+
 SQLITE: dict[str, Any] = {
-    "trimmable_executions": {"ended_before": 5, "now": 5, "limit": 9, "unread_from": 9},
-    "trimmable_members": {"ended_before": 5, "now": 5, "limit": 9},
-    "trimmable_flows": {"ended_before": 5, "now": 5, "limit": 9},
+    "trimmable_executions": {**OLD, "unread_from": 9},
+    "trimmable_members": OLD,
+    "trimmable_flows": OLD,
+    "due_executions": {"now": 5, "limit": 9, "leases": True, **NO_FILTER},
     "next_due_moment": (5, True),
     "crowds": {"after": 0, "limit": 9},
     "waiting_in": {"queue": 5, "limit": 9},
@@ -32,8 +36,8 @@ SQLITE: dict[str, Any] = {
 }
 
 POSTGRES: dict[str, tuple[Any, ...]] = {
-    "trimmable_executions": (FREE, 5, 5, 9, 9),
-    "due_executions": (FREE, 5, 9, True),
+    "trimmable_executions": (FREE, None, None, None, 5, 5, 9, 9),
+    "due_executions": (FREE, None, None, None, 5, 9, True),
     "next_due_moment": (FREE, LATER, True),
     "failed_executions": (FREE, 5, None, None, 9),
     "window_end": (FREE, None, None, None, None, 99),

@@ -69,14 +69,15 @@ async def test_chores_are_found_by_key(path: str) -> None:
 
 
 async def test_what_is_trimmed_is_found_by_its_flow(path: str) -> None:
-    text = plan(path, "trimmable_members", ended_before=1, now=1, limit=9)
+    whose = dict.fromkeys(("namespace", "tag_key", "tag_value"))
+    text = plan(path, "trimmable_members", ended_before=1, now=1, limit=9, **whose)
     assert "SEARCH f USING COVERING INDEX flow_ended_at (ended_at<?)" in text
     assert "SEARCH e USING COVERING INDEX execution_flow (flow=?)" in text
     assert "SEARCH d USING PRIMARY KEY (id=?)" in text
     assert "SEARCH edge USING INDEX edge_downstream (flow=? AND downstream=?)" in plan(
         path, "trimmed_edges", b""
     ).replace("COVERING ", "")
-    text = plan(path, "trimmable_flows", ended_before=1, limit=9)
+    text = plan(path, "trimmable_flows", ended_before=1, limit=9, **whose)
     assert "SEARCH e USING COVERING INDEX execution_flow (flow=?)" in text
 
 

@@ -19,11 +19,12 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.core.base.ids import ANYWHERE, ExecutionId
 from flowfabric.core.base.numbers import check_flag, check_whole
-from flowfabric.core.base.text import check_text
+from flowfabric.core.base.text import check_namespace, check_tag, check_text
 from flowfabric.core.base.time import NO_TIME, Millis, Span, check_span
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.frame import MAX_FRAME
 from flowfabric.core.execution.model import RANK_STEP, Flags, Snapshot
+from flowfabric.core.execution.sweep_filter import SweepFilter
 from flowfabric.core.flow.model import Flow
 from flowfabric.core.wait.model import Loaded, Needs
 from flowfabric.engine.access.audit import Audit
@@ -46,8 +47,8 @@ _WAITPOINTS = int(Flags.WAITPOINTS)  # flags are slow
 
 
 class EngineOptions(Struct, frozen=True, kw_only=True):
-    """How an engine behaves. Every process of a deployment should use the same. Spans are "7d",
-    timedeltas, or whole numbers of milliseconds.
+    """How an engine behaves. Every process of a deployment should use the same, apart from
+    `sweep_namespace` and `sweep_tag`. Spans are "7d", timedeltas, or whole numbers of milliseconds.
 
     `retention` is how long an ended execution is kept; `reclaim_grace` how long a lost one waits
     before another worker may take it. `waitpoint_secret` (64 hex digits) becomes the first key
@@ -56,6 +57,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     priority, so that urgent work cannot keep other work waiting for ever; without it priority
     always comes first. `max_frame` is how many bytes a frame of an output stream may have,
     `stream_readers` how many reads and tails of streams one process serves at the same time.
+    With `sweep_namespace` and `sweep_tag` (key and value) the sweep of this engine looks after the
+    runs of one tenant and leaves all others to the engines that serve them.
     """
 
     retention: Span = Millis(7 * 86_400_000)
@@ -65,6 +68,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     make_keys: bool = True
     max_frame: int = MAX_FRAME
     stream_readers: int = 10_000
+    sweep_namespace: str | None = None
+    sweep_tag: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         # Kept in milliseconds, whichever form was given.
@@ -82,6 +87,10 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
         check_flag(self.make_keys, "make_keys")
         check_whole(self.max_frame, "max_frame", 1, 1 << 24)
         check_whole(self.stream_readers, "stream_readers", 1)
+        if self.sweep_namespace is not None:
+            check_namespace(self.sweep_namespace)
+        if self.sweep_tag is not None:
+            check_tag(self.sweep_tag)
 
     @property
     def kept_for(self) -> Millis:
@@ -97,6 +106,11 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     def rank_step(self) -> int:
         """The time in line, in milliseconds, that weighs as much as one step of priority."""
         return RANK_STEP if self.aging is None else check_span(self.aging, "aging", 1)
+
+    @property
+    def swept(self) -> SweepFilter:
+        """Whose runs the sweep looks after."""
+        return SweepFilter(namespace=self.sweep_namespace, tag=self.sweep_tag)
 
     def __repr__(self) -> str:
         return (

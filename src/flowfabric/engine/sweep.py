@@ -12,12 +12,14 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from uuid import UUID
 
+import msgspec
 from msgspec import Struct
 
 from flowfabric.core.base.errors import Corruption, FlowFabricError
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import operator
 from flowfabric.core.execution.operator import BlockInQuestion
+from flowfabric.core.execution.sweep_filter import SweepFilter
 from flowfabric.engine.commit.background import Background
 from flowfabric.engine.commit.decide import Decision, Rule
 from flowfabric.engine.commit.observer import timed
@@ -103,6 +105,8 @@ class Sweep(Service):
         super().__init__(context)
         self._swept = swept
         self._holder = holder
+        self._wanted = context.options.swept
+        self._duty = _duty_of(self._wanted)
         self._background = Background("the sweep", log)
         self._trimmed_at = self._tidied_at = Millis(0)
         self._workers_at = Millis(-WORKERS_EVERY)
@@ -139,7 +143,7 @@ class Sweep(Service):
             # It may still take the duty.
             await asyncio.gather(self._glancing, return_exceptions=True)
         with suppress(FlowFabricError):
-            await self._context.store.drop_duty(DUTY, self._holder)
+            await self._context.store.drop_duty(self._duty, self._holder)
 
     async def once(self) -> int:
         """Does everything that is due now, whichever process has the duty; returns how many
@@ -147,6 +151,7 @@ class Sweep(Service):
         await self._context.store.keep_time()
         await self._swept.code_gate.release()
         looked_at = await self._round(all_lines=True, leases=True)
+        await self._swept.workers.sweep()
         await self._swept.webhooks.dispatch()
         return looked_at
 
@@ -166,7 +171,8 @@ class Sweep(Service):
     async def _sweep_due(self, *, leases: bool) -> int:
         """Returns how many executions were looked at."""
         looked_at: set[UUID] = set()
-        while due := await self._context.store.due(self._now(), PAGE, leases=leases):
+        due_now = partial(self._context.store.due, leases=leases, wanted=self._wanted)
+        while due := await due_now(self._now(), PAGE):
             fresh = [uuid for uuid in due if uuid not in looked_at]
             if not fresh:
                 break  # only what could not be swept or had nothing to do is left
@@ -213,8 +219,10 @@ class Sweep(Service):
         before = Millis(now - self._context.options.kept_for)
         unread = await unread_from(self._context.store, now)
         if unread is None:
-            return await self._context.store.trim(before, now, PAGE)
-        return await self._context.store.trim(min(before, unread), now, PAGE, unread)
+            return await self._context.store.trim(before, now, PAGE, wanted=self._wanted)
+        return await self._context.store.trim(
+            min(before, unread), now, PAGE, unread, wanted=self._wanted
+        )
 
     def _rule(self) -> Rule[object]:
         return partial(
@@ -298,7 +306,7 @@ class Sweep(Service):
         until = Millis(now + DUTY_SPAN)
         self._glancing = asyncio.ensure_future(
             self._context.store.glance(
-                DUTY, self._holder, now, until, ready=not rests, leases=leases
+                self._duty, self._holder, now, until, ready=not rests, leases=leases
             )
         )
         with nullcontext() if rests and not leases else self._pacer.look():
@@ -366,6 +374,13 @@ class Sweep(Service):
         if self._soonest is None or at < self._soonest:
             self._soonest = at
             self._early.set()
+
+
+def _duty_of(wanted: SweepFilter) -> str:
+    """Each tenant has a duty of its own, so that its sweep waits for no other."""
+    if wanted.is_open:
+        return DUTY
+    return f"{DUTY} {msgspec.json.encode(wanted.values).decode()}"
 
 
 def _topics(seen: Glance) -> Topics:

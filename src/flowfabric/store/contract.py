@@ -35,6 +35,7 @@ from flowfabric.core.execution.registry import FOREVER, HeldLease
 from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.stream import Stream
 from flowfabric.core.execution.submission import Creation
+from flowfabric.core.execution.sweep_filter import EVERY_RUN, SweepFilter
 from flowfabric.core.flow.graph import NewFlow
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange
@@ -265,10 +266,17 @@ class ExecutionStore(Protocol):
 
     # -- what is due, and what may go
 
-    async def due(self, now: Millis, limit: int, *, leases: bool = True) -> list[UUID]:
+    async def due(
+        self,
+        now: Millis,
+        limit: int,
+        *,
+        leases: bool = True,
+        wanted: SweepFilter = EVERY_RUN,
+    ) -> list[UUID]:
         """Executions with something due: parked until a moment that has come, a lease or an
-        attempt that ran out, a deadline that passed. Leases that ran out are found by reading all
-        of them; without `leases` they are left out."""
+        attempt that ran out, a deadline that passed; only `wanted` ones. Leases that ran out are
+        found by reading all of them; without `leases` they are left out."""
 
     async def next_due(self, now: Millis, *, leases: bool = True) -> Millis | None:
         """The earliest moment after `now` something known today becomes due, with or without the
@@ -296,12 +304,18 @@ class ExecutionStore(Protocol):
         """Gives the duty up if `holder` has it."""
 
     async def trim(
-        self, ended_before: Millis, now: Millis, limit: int, unread_from: Millis = FOREVER
+        self,
+        ended_before: Millis,
+        now: Millis,
+        limit: int,
+        unread_from: Millis = FOREVER,
+        wanted: SweepFilter = EVERY_RUN,
     ) -> int:
-        """Deletes up to `limit` executions that ended at or before `ended_before` (one with a
-        retention of its own: when that has passed by `now`, if it ended at or before `unread_from`)
-        with everything that belongs to them, keys whose window has passed, and events of the worker
-        registry as old as that. Returns the number of executions deleted."""
+        """Deletes up to `limit` of the `wanted` executions that ended at or before `ended_before`
+        (one with a retention of its own: when that has passed by `now`, if it ended at or before
+        `unread_from`) with everything that belongs to them, wanted flows without members, keys
+        whose window has passed, and events of the worker registry as old as that. Returns the
+        number of executions deleted."""
 
     # -- reads
 

@@ -117,6 +117,18 @@ async def test_the_sweep_reports_a_worker_that_fell_silent(lab: Lab) -> None:
     assert expired.worker == WorkerIdentity("ada", "ada-1")
 
 
+async def test_one_whole_sweep_removes_silent_workers_as_well(lab: Lab) -> None:
+    """C-T131, §7.6: the time to live is swept with everything else that is due"""
+    await lab.engine.workers.register(ada())
+    lab.clock.advance(TTL - 1)
+    await lab.engine.sweep.once()
+    assert await lab.engine.workers.get("ada-1") is not None
+    lab.clock.advance(1)
+    await lab.engine.sweep.once()
+    assert await lab.engine.workers.get("ada-1") is None
+    assert await changes(lab) == ["registered", "expired"]
+
+
 async def test_an_entry_that_cannot_be_read_expires_with_an_event(lab: Lab, store_url: str) -> None:
     """I-41: the key says which instance it was"""
     await lab.engine.workers.register(ada())

@@ -16,6 +16,7 @@ from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.flow.resolver import FlowResolver
 from flowfabric.engine.flow.walks import PAGE
+from flowfabric.store.readable import load_readable
 
 MAX_FLOWS = 64
 MAX_TROUBLE = 3
@@ -118,11 +119,30 @@ class FlowDispatcher(Service):
     async def _resolve_all(self, flows: Sequence[UUID]) -> int:
         """Leaves nothing for later. Returns whether anything may have come of it, or flows are left
         that were not looked at: endings that were only counted lead to nothing."""
-        passed = await self._resolver.count(flows, everything=True)
+        served = await self._served(flows)
+        passed = await self._resolver.count(served, everything=True)
         for flow in passed.slow:
             await self._resolver.resolve(flow)
         self.kick(passed.again)
         return passed.settled + len(passed.slow) + len(passed.again) + (len(flows) >= PAGE)
+
+    async def _served(self, flows: Sequence[UUID]) -> Sequence[UUID]:
+        """Those that the sweep of this engine looks after: flows that match its filter, and those
+        whose next outbox entry is about a run that does."""
+        wanted, store = self._context.options.swept, self._context.store
+        if wanted.is_open:
+            return flows
+        owing = await store.owing(flows, 1)
+        served = {id for id, flow in owing.flows.items() if wanted.has(flow.namespace, flow.tags)}
+        about = [(uuid, entry.flow) for entry in owing.entries for uuid in (entry.id, entry.flow)]
+        found = await load_readable(store.load, list({uuid for uuid, _ in about}))
+        tags = dict(zip(found, await store.tags(list(found)), strict=True))
+        served |= {
+            flow
+            for uuid, flow in about
+            if uuid in found and wanted.has(found[uuid].execution.route.namespace, tags[uuid])
+        }
+        return [flow for flow in flows if flow in served]
 
     async def _cancel(self, flow: Flow) -> None:
         self._cancelling.add(flow.id)

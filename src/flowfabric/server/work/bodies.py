@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct
 
+from flowfabric.core.execution.frame import MERGE_PATCH, FrameKind
 from flowfabric.server.wire import U32, Bytes, Json, Lane, Moment, Whole
 
 MAX_WAIT_MS = 30_000
@@ -194,17 +195,25 @@ class SuspendRun(Fenced):
 
 
 class WorkFrame(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A piece of output: text, a JSON value, or bytes in base64. A summary frame is a JSON merge
-    patch of the summary of the attempt. `ttl_ms` is for best-effort frames."""
+    """A piece of output: text, a JSON value, or bytes in base64. Without a `frame_type` it has the
+    name of its `kind`. A summary frame is a JSON merge patch of the summary of the attempt. The
+    members from `ttl_ms` on are for best-effort frames: after twice that time without another one
+    they expire, and as many are kept as come in it, within the two bounds; `ema_alpha` is the
+    weight of the newest in their rate."""
 
     frame_type: str = ""
+    kind: FrameKind = FrameKind.EVENT
     text: str | None = None
     payload_json: Json = UNSET
     payload: Bytes | None = None
     mode: Literal["durable", "summary", "best_effort"] = "durable"
     correlation_id: str | None = None
     at: Moment | None = None
+    patch_kind: str = MERGE_PATCH
     ttl_ms: Span | None = None
+    ema_alpha: float = 0.2
+    maxlen_floor: Whole = 64
+    maxlen_ceiling: Whole = 16_384
 
 
 class AppendFrames(Fenced):

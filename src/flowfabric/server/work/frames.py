@@ -26,11 +26,16 @@ def _frame(frame: WorkFrame) -> NewFrame:
     return NewFrame(
         payload=payload,
         type=frame.frame_type,
+        kind=frame.kind,
         mode=MODES[frame.mode],
         correlation=frame.correlation_id,
         encoding=encoding,
         at=None if frame.at is None else Millis(frame.at),
+        patch=frame.patch_kind,
         ttl=DEFAULT_TTL if frame.ttl_ms is None else Millis(frame.ttl_ms),
+        alpha=frame.ema_alpha,
+        floor=frame.maxlen_floor,
+        ceiling=frame.maxlen_ceiling,
     )
 
 

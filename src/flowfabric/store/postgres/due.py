@@ -7,6 +7,7 @@ from uuid import UUID
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.registry import FOREVER
+from flowfabric.core.execution.sweep_filter import EVERY_RUN, SweepFilter
 from flowfabric.store.clock import OffsetClock
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import PostgresSession
@@ -48,9 +49,15 @@ LARGE = 8 << 20
 
 
 async def due(
-    session: PostgresSession, now: Millis, limit: int, *, leases: bool = True
+    session: PostgresSession,
+    now: Millis,
+    limit: int,
+    *,
+    leases: bool = True,
+    wanted: SweepFilter = EVERY_RUN,
 ) -> list[UUID]:
-    rows = await session.fetch(session.sweep, "due_executions", now, limit, leases)
+    values = (*wanted.values, now, limit, leases)
+    rows = await session.fetch(session.sweep, "due_executions", *values)
     return [uuid for (uuid,) in rows]
 
 
@@ -71,8 +78,9 @@ async def trim(
     now: Millis,
     limit: int,
     unread_from: Millis = FOREVER,
+    wanted: SweepFilter = EVERY_RUN,
 ) -> int:
-    work = partial(_trim, session, ended_before, now, limit, unread_from)
+    work = partial(_trim, session, ended_before, now, limit, unread_from, wanted)
     trimmed = await session.sweep.run(work)
     if trimmed < limit:
         # The last page: what is empty now need not stay large.
@@ -120,21 +128,22 @@ async def _trim(
     now: Millis,
     limit: int,
     unread_from: Millis,
+    wanted: SweepFilter,
     connection: Connection,
     repeated: bool,
 ) -> int:
     queries = session.queries
     async with connection.transaction():
-        query = queries["trimmable_executions"]
-        rows = await connection.fetch(query, ended_before, now, limit, unread_from)
+        query, whose = queries["trimmable_executions"], wanted.values
+        rows = await connection.fetch(query, *whose, ended_before, now, limit, unread_from)
         if len(rows) < limit:
-            values = (ended_before, now, limit - len(rows))
-            rows += await _trim_edges(session, connection, *values)
+            values = (*whose, ended_before, now, limit - len(rows))
+            rows += await _trim_edges(session, connection, values)
         if rows:
             ids = sorted((uuid for (uuid,) in rows), key=lambda uuid: int(uuid.int))
             for name in _TRIMMED:
                 await connection.execute(queries[name], ids)
-        flows = await connection.fetch(queries["trimmable_flows"], ended_before, limit)
+        flows = await connection.fetch(queries["trimmable_flows"], *whose, ended_before, limit)
         if flows:
             for name in _FLOW_TRIMMED:
                 await connection.execute(queries[name], [uuid for (uuid,) in flows])
@@ -144,11 +153,11 @@ async def _trim(
 
 
 async def _trim_edges(
-    session: PostgresSession, connection: Connection, ended_before: Millis, now: Millis, limit: int
+    session: PostgresSession, connection: Connection, values: tuple[Any, ...]
 ) -> list[Any]:
     """The members that may go now; the edges into them are gone."""
     queries = session.queries
-    rows = await connection.fetch(queries["trimmable_members"], ended_before, now, limit)
+    rows = await connection.fetch(queries["trimmable_members"], *values)
     if rows:
         await connection.execute(queries["trimmed_edges"], [uuid for (uuid,) in rows])
     return rows

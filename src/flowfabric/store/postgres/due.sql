@@ -1,26 +1,45 @@
 -- What time has made due. Asked on a connection whose plans are free: leases that ran out are
 -- found by looking at all of them, on purpose.
 
+-- part: swept
+-- Whether the sweep looks after the execution of `d`: of namespace $1, with the tag $2 of value $3.
+and (
+    $1::text is null
+    or $1 = (
+        select r.namespace from {schema}.execution x join {schema}.route r on r.number = x.route
+        where x.id = d.id
+    )
+)
+and (
+    $2::text is null
+    or $3::text = (select t.value from {schema}.tag t where t.id = d.id and t.key = $2)
+)
+
 -- name: due_executions
 -- Each branch reads at most `limit` rows, so a flood of one kind does not hide the others. A row
 -- that an open transaction takes away (the application's own, that ends a run) is left out: the
 -- sweep, and everything decided with it, would wait until that transaction ends.
 with late as materialized (
-    select id, at from {schema}.deadline
-    where at <= $1 order by at limit $2 for key share skip locked
+    select d.id, d.at from {schema}.deadline d
+    where d.at <= $4
+    -- include: swept
+    order by d.at limit $5 for key share of d skip locked
 ), parked as materialized (
-    select id, due_at as at from {schema}.parked
-    where due_at <= $1 order by due_at limit $2 for key share skip locked
+    select d.id, d.due_at as at from {schema}.parked d
+    where d.due_at <= $4
+    -- include: swept
+    order by d.due_at limit $5 for key share of d skip locked
 ), leased as materialized (
-    select id, least(expires_at, times_out_at) as at from {schema}.lease
-    where $3::boolean and (expires_at <= $1 or times_out_at <= $1)
-    order by at limit $2 for key share skip locked
+    select d.id, least(d.expires_at, d.times_out_at) as at from {schema}.lease d
+    where $6::boolean and (d.expires_at <= $4 or d.times_out_at <= $4)
+    -- include: swept
+    order by at limit $5 for key share of d skip locked
 )
 select due.id
 from (select * from late union all select * from parked union all select * from leased) due
 group by due.id
 order by min(due.at), due.id
-limit $2
+limit $5
 
 -- name: set_aside
 -- Sets unreadable rows aside until $3: ready rows are hidden from all workers, and due moments become
@@ -42,11 +61,12 @@ where id = any($1::uuid[])
 -- name: trimmable_executions
 -- Locked, so that a replay cannot take one away meanwhile. No members of flows: those go with their
 -- flow.
-select id from {schema}.done
-where ((ended_at <= $1 and trim_at is null) or (trim_at <= $2 and ended_at <= $4))
-    and flags & 4 = 0
-limit $3
-for update skip locked
+select d.id from {schema}.done d
+where ((d.ended_at <= $4 and d.trim_at is null) or (d.trim_at <= $5 and d.ended_at <= $7))
+    and d.flags & 4 = 0
+-- include: swept
+limit $6
+for update of d skip locked
 
 -- name: trimmed_keys
 -- The keys trimmed executions still hold; a key taken over by another execution stays.

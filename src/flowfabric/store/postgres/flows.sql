@@ -323,10 +323,11 @@ select d.id
 from {schema}.flow f
 join {schema}.execution e on e.flow = f.id
 join {schema}.done d on d.id = e.id
-where f.ended_at <= $1 and d.flags & 4 <> 0
-    and ((d.trim_at is null and d.ended_at <= $1) or d.trim_at <= $2)
+where f.ended_at <= $4 and d.flags & 4 <> 0
+    and ((d.trim_at is null and d.ended_at <= $4) or d.trim_at <= $5)
     and not exists (select from {schema}.flow_outbox c where c.flow = f.id and c.kind = 2)
-limit $3
+    -- include: swept
+limit $6
 for update of d skip locked
 for share of f skip locked
 
@@ -338,9 +339,14 @@ where e.id = any($1::uuid[]) and t.flow = e.flow and t.downstream = e.id
 
 -- name: trimmable_flows
 select f.id from {schema}.flow f
-where f.ended_at <= $1
+where f.ended_at <= $4
     and not exists (select from {schema}.execution e where e.flow = f.id)
-limit $2
+    and ($1::text is null or f.namespace = $1)
+    and (
+        $2::text is null
+        or $3::text = (select t.value from {schema}.flow_tag t where t.id = f.id and t.key = $2)
+    )
+limit $5
 for update skip locked
 
 -- name: trimmed_flow_edges

@@ -2,10 +2,12 @@
 
 import secrets
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.registry import FOREVER
+from flowfabric.core.execution.sweep_filter import EVERY_RUN, SweepFilter
 from flowfabric.store.copy import secret_in
 from flowfabric.store.queries import Glance
 from flowfabric.store.sqlite.session import SqliteSession, read_uuid
@@ -37,8 +39,15 @@ _BELONGINGS = (
 _FLOW_BELONGINGS = ("trimmed_flow_edges", "trimmed_outbox", "gone_flow_tags", "trimmed_flows")
 
 
-def due(session: SqliteSession, now: Millis, limit: int, *, leases: bool = True) -> list[UUID]:
-    values = {"now": now, "limit": limit, "leases": leases}
+def due(
+    session: SqliteSession,
+    now: Millis,
+    limit: int,
+    *,
+    leases: bool = True,
+    wanted: SweepFilter = EVERY_RUN,
+) -> list[UUID]:
+    values = {"now": now, "limit": limit, "leases": leases, **_named(wanted)}
     return [read_uuid(id) for (id,) in session.rows("due_executions", values)]
 
 
@@ -55,13 +64,19 @@ def next_due(session: SqliteSession, now: Millis, *, leases: bool = True) -> Mil
 
 
 def trim(
-    session: SqliteSession, ended_before: Millis, now: Millis, limit: int, unread_from: Millis
+    session: SqliteSession,
+    ended_before: Millis,
+    now: Millis,
+    limit: int,
+    unread_from: Millis,
+    wanted: SweepFilter = EVERY_RUN,
 ) -> int:
     values = {
         "ended_before": ended_before,
         "now": now,
         "limit": limit,
         "unread_from": unread_from,
+        **_named(wanted),
     }
     ids = [id for (id,) in session.rows("trimmable_executions", values)]
     if len(ids) < limit:
@@ -93,7 +108,11 @@ def shrink(session: SqliteSession) -> None:
         session.connection.executescript(f"pragma incremental_vacuum({CUT_PAGES})")
 
 
-def _trim_edges(session: SqliteSession, values: dict[str, int]) -> list[bytes]:
+def _named(wanted: SweepFilter) -> dict[str, str | None]:
+    return dict(zip(("namespace", "tag_key", "tag_value"), wanted.values, strict=True))
+
+
+def _trim_edges(session: SqliteSession, values: dict[str, Any]) -> list[bytes]:
     """The members that may go now; the edges into them are gone."""
     ids = [id for (id,) in session.rows("trimmable_members", values)]
     if ids:

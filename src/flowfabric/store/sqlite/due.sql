@@ -1,17 +1,35 @@
+-- part: swept
+-- Whether the sweep looks after the execution of `d`.
+and (
+    :namespace is null
+    or :namespace = (
+        select r.namespace from execution as x join route as r on r.number = x.route where x.id = d.id
+    )
+)
+and (
+    :tag_key is null
+    or exists (select 1 from tag where id = d.id and key = :tag_key and value = :tag_value)
+)
+
 -- name: due_executions
 -- Each branch reads at most `:limit` rows, so a flood of one kind does not hide the others.
 select id from (
     select id from (
-        select id from deadline where at <= :now order by at limit :limit
+        select d.id from deadline as d where d.at <= :now
+        -- include: swept
+        order by d.at limit :limit
     )
     union
     select id from (
-        select id from parked where due_at <= :now order by due_at limit :limit
+        select d.id from parked as d where d.due_at <= :now
+        -- include: swept
+        order by d.due_at limit :limit
     )
     union
     select id from (
-        select id from lease where :leases and (expires_at <= :now or times_out_at <= :now)
-        order by min(expires_at, coalesce(times_out_at, expires_at))
+        select d.id from lease as d where :leases and (d.expires_at <= :now or d.times_out_at <= :now)
+        -- include: swept
+        order by min(d.expires_at, coalesce(d.times_out_at, d.expires_at))
         limit :limit
     )
 )
@@ -34,15 +52,17 @@ where id in (?)
 -- No members of flows: those go with their flow. The index is named: where statistics say that most
 -- rows have succeeded, all of them would be read.
 select id from (
-    select id from done indexed by done_ended_at
-    where outcome in (0, 1, 2, 3, 4) and ended_at <= :ended_before and trim_at is null
-        and not flags & 4
+    select d.id from done as d indexed by done_ended_at
+    where d.outcome in (0, 1, 2, 3, 4) and d.ended_at <= :ended_before and d.trim_at is null
+        and not d.flags & 4
+    -- include: swept
     limit :limit
 )
 union
 select id from (
-    select id from done indexed by done_trim_at
-    where trim_at <= :now and ended_at <= :unread_from and not flags & 4
+    select d.id from done as d indexed by done_trim_at
+    where d.trim_at <= :now and d.ended_at <= :unread_from and not d.flags & 4
+    -- include: swept
     limit :limit
 )
 limit :limit

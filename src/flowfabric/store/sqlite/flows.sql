@@ -174,6 +174,7 @@ cross join done as d on d.id = e.id
 where f.ended_at <= :ended_before and d.flags & 4
     and ((d.trim_at is null and d.ended_at <= :ended_before) or d.trim_at <= :now)
     and not exists (select 1 from flow_outbox as c where c.flow = f.id and c.kind = 2)
+    -- include: swept
 limit :limit
 
 -- name: trimmed_edges
@@ -186,6 +187,11 @@ delete from edge where (flow, downstream) in (
 select f.id from flow as f indexed by flow_ended_at
 where f.ended_at <= :ended_before
     and not exists (select 1 from execution as e where e.flow = f.id)
+    and (:namespace is null or f.namespace = :namespace)
+    and (
+        :tag_key is null
+        or exists (select 1 from flow_tag where id = f.id and key = :tag_key and value = :tag_value)
+    )
 limit :limit
 
 -- name: trimmed_flow_edges

@@ -9,6 +9,7 @@ from uuid import UUID
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.registry import FOREVER
+from flowfabric.core.execution.sweep_filter import EVERY_RUN, SweepFilter
 from flowfabric.store.clock import Clock, StoreClock, SystemClock, keep_time
 from flowfabric.store.foreign import sqlite_identity
 from flowfabric.store.queries import StoreIdentity
@@ -213,9 +214,14 @@ class SqliteStore:
         return await self._turn.take(self._owed_flows_after, limit)
 
     async def trim(
-        self, ended_before: Millis, now: Millis, limit: int, unread_from: Millis = FOREVER
+        self,
+        ended_before: Millis,
+        now: Millis,
+        limit: int,
+        unread_from: Millis = FOREVER,
+        wanted: SweepFilter = EVERY_RUN,
     ) -> int:
-        trimmed = await self._trim(ended_before, now, limit, unread_from)
+        trimmed = await self._trim(ended_before, now, limit, unread_from, wanted)
         if trimmed < limit:
             self.writer.post(upkeep.shrink)  # the last page: what is empty need not stay large
         return trimmed

@@ -18,8 +18,9 @@ Span = str | float | timedelta
 
 
 class Options(EngineOptions, frozen=True, kw_only=True):
-    """How an engine behaves. Every process of a deployment should use the same. Spans are "7d",
-    seconds or timedeltas, and are read as timedeltas.
+    """How an engine behaves. Every process of a deployment should use the same, apart from
+    `sweep_namespace` and `sweep_tag`. Spans are "7d", seconds or timedeltas, and are read as
+    timedeltas.
 
     `retention` is how long an ended run is kept; `reclaim_grace` how long a lost one waits before
     another worker may take it. `waitpoint_secret` (64 hex digits) becomes the first key that signs
@@ -27,7 +28,9 @@ class Options(EngineOptions, frozen=True, kw_only=True):
     `make_keys` is False. With `aging` a run that waits that long is worth one more point of
     priority, so that urgent work cannot keep other work waiting for ever; without it priority
     always comes first. `max_frame` is how many bytes a frame of the output of a run may have,
-    `stream_readers` how many readers of output one process serves at the same time.
+    `stream_readers` how many readers of output one process serves at the same time. With
+    `sweep_namespace` and `sweep_tag` (key and value) the sweep of this process looks after the runs
+    of one tenant and leaves all others to the processes that serve them.
     """
 
     retention: timedelta = timedelta(days=7)
@@ -36,7 +39,7 @@ class Options(EngineOptions, frozen=True, kw_only=True):
 
     if TYPE_CHECKING:
 
-        def __init__(
+        def __init__(  # noqa: PLR0913 - the options are the interface
             self,
             *,
             retention: Span = ...,
@@ -46,6 +49,8 @@ class Options(EngineOptions, frozen=True, kw_only=True):
             make_keys: bool = True,
             max_frame: int = MAX_FRAME,
             stream_readers: int = 10_000,
+            sweep_namespace: str | None = None,
+            sweep_tag: tuple[str, str] | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
