@@ -41,10 +41,11 @@ class Scrape:
 
 @contextmanager
 def measuring() -> Iterator[None]:
-    """Measures this process. What other tests have called their lanes and tasks is forgotten:
-    only the first hundred names are shown."""
-    for names in (instruments.lanes, instruments.tasks):
-        names._known.clear()
+    """Measures this process. The names that other tests have made up are forgotten: only the first
+    of each kind are shown."""
+    for names in vars(instruments).values():
+        if isinstance(names, instruments.BoundedNames):
+            names._known.clear()
     metrics.enable()
     try:
         yield

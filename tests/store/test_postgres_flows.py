@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Outcome, Snapshot
+from flowfabric.core.execution.sweep_filter import EVERY_RUN
 from flowfabric.core.flow.join import EdgeState, Join, count
 from flowfabric.core.flow.join import On as Ending
 from flowfabric.core.flow.model import Flow, FlowChange, changed
@@ -346,11 +347,11 @@ async def test_members_are_counted_and_trimmed_by_their_flow(
     steps = await plan(crowded, FREE, "member_counts", flow)
     assert "execution_flow" in steps
     assert "Seq Scan on done" not in steps
-    steps = await plan(crowded, FREE, "trimmable_members", 4, 4, 10)
+    steps = await plan(crowded, FREE, "trimmable_members", *EVERY_RUN.values, 4, 4, 10)
     assert "flow_ended_at on flow" in steps
     assert "execution_flow" in steps
     assert "Seq Scan on done" not in steps
-    steps = await plan(crowded, FREE, "trimmable_flows", 4, 10)
+    steps = await plan(crowded, FREE, "trimmable_flows", *EVERY_RUN.values, 4, 10)
     assert "flow_ended_at on flow" in steps
     assert "Seq Scan on execution" not in steps
     steps = await plan(crowded, FREE, "trimmed_edges", [flow])

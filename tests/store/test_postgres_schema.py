@@ -10,6 +10,7 @@ import pytest
 from flowfabric.core.base.errors import Corruption, Invalid, SchemaTooNew, Unavailable
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.registry import FOREVER
+from flowfabric.core.execution.sweep_filter import EVERY_RUN
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.postgres import open_postgres
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
@@ -187,7 +188,8 @@ async def test_a_claim_is_in_order_however_many_wait(crowded: Bench) -> None:
 
 
 async def test_what_is_due_is_found_by_its_indexes(crowded: Bench) -> None:
-    steps = await plan(crowded.store, FREE, "due_executions", crowded.now, 100, True)
+    values = (*EVERY_RUN.values, crowded.now, 100, True)
+    steps = await plan(crowded.store, FREE, "due_executions", *values)
     assert "parked_due_at" in steps
     assert "Seq Scan on parked" not in steps
     steps = await plan(crowded.store, FREE, "next_due_moment", crowded.now, True)
@@ -236,7 +238,8 @@ async def test_counts_and_trims_do_not_read_all_that_ended(crowded: Bench) -> No
     steps = await plan(crowded.store, FREE, "state_counts", None, None, 100_001, [1, 2, 3, 4], 9)
     assert "using done_outcome on done" in steps
     for unread_from in (0, crowded.now, FOREVER):
-        steps = await plan(crowded.store, FREE, "trimmable_executions", 0, 0, 500, unread_from)
+        values = (*EVERY_RUN.values, 0, 0, 500, unread_from)
+        steps = await plan(crowded.store, FREE, "trimmable_executions", *values)
         assert "Seq Scan on done" not in steps
     assert "done_trim_at" in steps
 

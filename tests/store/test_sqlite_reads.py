@@ -416,9 +416,8 @@ async def test_failures_are_found_by_index(bench: Bench) -> None:
 
 async def test_what_is_due_is_found_by_index(bench: Bench) -> None:
     text = plan(bench.store.path, "due_executions")
-    assert "SEARCH deadline USING COVERING INDEX deadline_at (at<?)" in text
-    assert "parked USING" in text
-    assert "parked_due_at (due_at<?)" in text
+    assert "SEARCH d USING COVERING INDEX deadline_at (at<?)" in text
+    assert "SEARCH d USING COVERING INDEX parked_due_at (due_at<?)" in text
 
 
 async def test_a_snapshot_is_loaded_by_its_key_from_every_table(bench: Bench) -> None:
