@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from flowfabric.core.base.errors import FlowFabricError, Invalid, LeaseLost, NotActive, NotEligible
+from flowfabric.core.base.errors import (
+    FlowFabricError,
+    Invalid,
+    LeaseLost,
+    LeaseRevoked,
+    NotActive,
+    NotEligible,
+)
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.attempt import CleaningUp, RetryScheduled, TerminalFailed
@@ -20,6 +27,7 @@ from flowfabric.core.wait.model import Behaviour
 from flowfabric.engine.execution.claims import Claim
 from tests.kit import situations
 from tests.kit.lab import TTL, W2, Lab
+from tests.kit.owners import FORMS, every_form
 from tests.kit.situations import LIVING, completions, is_legal, load
 from tests.kit.waits import request, wait_on
 
@@ -442,6 +450,21 @@ async def test_the_time_to_undo_is_a_span(lab: Lab, time: Any) -> None:
 async def test_the_bound_in_a_policy_is_checked(lab: Lab, time: Any) -> None:
     with pytest.raises(FlowFabricError, match="malformed"):
         await lab.submit(policy={"cleanup_policy": {"cleanup_timeout_ms": time}})
+
+
+@every_form
+async def test_an_owner_without_its_lease_is_told_so_before_that_the_run_is_undone(
+    lab: Lab, form: str
+) -> None:
+    """§3.0.3: the gate is asked first, whatever the owner presents"""
+    first = await saga(lab)
+    await lab.fail(first)
+    await lab.engine.claims.revoke(first.id, reason="moved")
+    claim = await lab.claim_one(W2)
+    assert claim.snapshot.life.cleanup is not None
+    await lab.engine.claims.revoke(first.id, reason="moved again")
+    with pytest.raises(LeaseRevoked):
+        await lab.engine.attempts.complete(FORMS[form](lab, claim))
 
 
 async def test_a_stale_owner_cannot_finish(lab: Lab) -> None:

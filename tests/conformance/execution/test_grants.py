@@ -522,6 +522,18 @@ async def test_an_operator_takes_nothing_that_does_not_wait(lab: Lab) -> None:
     assert (await lab.claim_one(W2)).id == delayed
 
 
+async def test_an_operator_is_told_of_the_grant_before_the_eligibility(lab: Lab) -> None:
+    """§3.7, checks 6 and 7: the grant of a blocked run lives"""
+    id = await lab.submit()
+    await lab.engine.grants.issue(id, W1.id, ttl=GRANT)
+    await lab.engine.executions.block(id, "paused_by_operator")
+    with pytest.raises(GrantExists):
+        await lab.engine.grants.take(id)
+    lab.clock.advance(GRANT)
+    with pytest.raises(NotEligible):
+        await lab.engine.grants.take(id)
+
+
 async def test_a_grant_may_last_as_long_as_a_lease(lab: Lab) -> None:
     """§1.10: only the HTTP routes limit it to a minute"""
     id = await lab.submit()

@@ -191,6 +191,15 @@ async def test_limits_and_upstreams_are_seen_as_the_last_thing_that_happened(lab
     assert await touched_at(lab, child) == lab.clock.now()
 
 
+async def test_nothing_is_seen_to_have_happened_in_the_future(lab: Lab) -> None:
+    """§2.7: many that one millisecond admits are told apart, and all were admitted in it"""
+    await lab.engine.quotas.create(Quota(name="many", concurrency=3))
+    policy = {"quotas": [{"quota": "many"}]}
+    ids = [await lab.submit(policy=policy) for _ in range(3)]
+    await lab.engine.sweep.once()
+    assert [await touched_at(lab, id) for id in ids] == [lab.clock.now()] * 3
+
+
 @pytest.mark.rules
 @pytest.mark.parametrize("percent", [-1, 101, 10**30, 5.0, "5", True])
 async def test_progress_is_a_whole_percentage(lab: Lab, percent: Any) -> None:

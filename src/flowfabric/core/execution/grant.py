@@ -156,7 +156,9 @@ def grant_and_claim(snapshot: Snapshot | None, now: Millis, taking: Taking) -> "
             ready = _with_grant(snapshot, state)
         case Active():
             raise LeaseConflict(f"a worker holds the lease of {snapshot.run}")
-        case _:
+        case state:
+            if isinstance(state, Waiting):  # a grant outlives a block or a delay
+                _refuse_live_hold(granted_hold(snapshot.head), now)
             raise NotEligible(f"{snapshot.run} does not wait for a worker, so it cannot be taken")
     _refuse_live_hold(ready.hold, now)
     return take(snapshot, now, ready.next, taking)

@@ -97,7 +97,7 @@ class Attempts(Service):
         and keeps the first result."""
         if result is not None:
             result = check_bytes(result, "result", MAX_RESULT)
-        if isinstance(owned, Claim):
+        if isinstance(owned, Claim) and owned.snapshot.life.cleanup is None:
             change = rules.complete(owned.snapshot, self._now(), _SELF, result)
             done = change.outcome
             if isinstance(done, Completed) and change.plain_end and await self._ends.put(change):

@@ -558,9 +558,14 @@ def _info(snapshot: Snapshot) -> Info:
 
 
 def _description_at(detail: Detail, snapshot: Snapshot, now: Millis) -> Description:
-    """With what can be redeemed and signalled at this moment."""
-    grant, waitpoint = grant_at(snapshot, now), _current_waitpoint(snapshot)
-    return replace(_description(detail, snapshot), grant=grant, waitpoint=waitpoint)
+    """As it is seen at this moment."""
+    seen = _description(detail, snapshot)
+    return replace(
+        seen,
+        grant=grant_at(snapshot, now),
+        waitpoint=_current_waitpoint(snapshot),
+        touched_at=max(seen.touched_at, min(_admitted_at(snapshot), now)),
+    )
 
 
 def _description(detail: Detail, snapshot: Snapshot) -> Description:
@@ -589,7 +594,7 @@ def _description(detail: Detail, snapshot: Snapshot) -> Description:
         started_at=snapshot.started_at,
         ended_at=_ended_at(snapshot),
         deadline_at=snapshot.deadline_at,
-        touched_at=max(detail.touched_at, life.touched_at or NO_TIME, _admitted_at(snapshot)),
+        touched_at=max(detail.touched_at, life.touched_at or NO_TIME),
         failure=life.failure,
         cancel_reason=life.cancel_reason,
         cancelled_by=life.cancelled_by,
@@ -613,7 +618,8 @@ def _current_waitpoint(snapshot: Snapshot) -> UUID | None:
 
 
 def _admitted_at(snapshot: Snapshot) -> Millis:
-    """When its limits let it in, which no event shows."""
+    """When its limits let it in, which no event shows. The moments of many that come at once run a
+    little ahead of the clock, so that each has its own."""
     limited = snapshot.head.flags & Flags.LIMITS and isinstance(snapshot.state, Ready)
     return snapshot.admitted_at if limited else NO_TIME
 
