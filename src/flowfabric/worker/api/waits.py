@@ -325,7 +325,7 @@ class WaitsApi:
         elif record.suspension is None:
             return []
         else:
-            found = await self._signals_of(record.suspension)
+            found = record.received_of(await self._signals_of(record.suspension))
         return [signal for signal in found if signal.waitpoint in waitpoints]
 
     async def _signals_of(self, suspension: UUID) -> list[Signal]:
