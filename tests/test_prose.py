@@ -29,6 +29,12 @@ def test_a_text_that_hides_the_actor_is_refused(tmp_path: Path, text: str) -> No
     assert complaint.startswith("docs/page.md:3: ")
 
 
+def test_a_merge_that_was_left_half_done_is_refused(tmp_path: Path) -> None:
+    text = "# A page\n\n<<<<<<< HEAD\nours\n=======\ntheirs\n>>>>>>> theirs\n"
+    found = check_prose.check(written(tmp_path, "docs/page.md", text))
+    assert [complaint.split(":")[1] for complaint in found] == ["3", "7"]
+
+
 def test_code_is_read_where_people_read_it(tmp_path: Path) -> None:
     source = 'nobody = 1  # counted anew\n"""Docstring."""\nlog = f"somebody took {log}"\n'
     found = check_prose.check(written(tmp_path, "src/a.py", source))

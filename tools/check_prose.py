@@ -1,4 +1,5 @@
-"""Fails when a text uses a word that hides the actor, or a name that is no longer used.
+"""Fails when a text uses a word that hides the actor, a name that is no longer used, or has the
+marks of a merge that was left half done.
 
 It reads the docs, the SQL, and the comments and strings of the code: docstrings, errors, log
 lines. Say which worker, run, caller or process does what. The glossary has the names.
@@ -24,6 +25,8 @@ WORDS = {
 PATTERN = re.compile(
     "|".join(rf"(?P<w{n}>\b(?:{words})\b)" for n, words in enumerate(WORDS)), re.IGNORECASE
 )
+
+CONFLICT = re.compile(r"^[<>]{7} .*$", re.MULTILINE)
 
 ROOT = Path(__file__).resolve().parent.parent
 READ = {"COMMENT", "STRING", "FSTRING_MIDDLE"}
@@ -63,6 +66,9 @@ def _complaints(path: Path, name: str) -> Iterator[str]:
             number = int(str(found.lastgroup)[1:]) if found.lastgroup else 0
             at = line + text.count("\n", 0, found.start())
             yield f"{name}:{at}: {found[0]!r}: {list(WORDS.values())[number]}"
+        for found in CONFLICT.finditer(text):
+            at = line + text.count("\n", 0, found.start())
+            yield f"{name}:{at}: {found[0]!r}: decide which side stays"
 
 
 def _texts(path: Path) -> Iterator[tuple[int, str]]:

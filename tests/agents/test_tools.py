@@ -268,7 +268,9 @@ async def test_what_does_not_fit_is_refused_before_anything_happens(
     "options",
     [
         {"of": 0},
+        {"of": 2, "approvers": ["ada"]},
         {"approvers": "ada"},
+        {"approvers": ["ada", "ada"]},
         {"approval": "yes"},
         {"approval_timeout": "soon"},
         {"reserve": 5},

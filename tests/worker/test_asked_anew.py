@@ -298,28 +298,37 @@ async def test_a_token_made_after_all_were_taken_back_is_another_one(bench: Benc
 # -- side by side
 
 
+@pytest.mark.parametrize("order", ["cb", "bc"])
 async def test_all_of_some_beside_one_of_the_same_name_keep_what_they_heard(
-    bench: Bench,
+    bench: Bench, log: Log, order: str
 ) -> None:
-    """Each gets its own signal, in whatever order the others come"""
+    """Each gets its own signal, in whatever order the others come, and the same one each time the
+    handler runs"""
     fabric = bench.fabric
 
     @fabric.task()
     async def trip(ctx: Context) -> list[Any]:
-        return list(
-            await ctx.gather(
-                ctx.wait_for_all("a", "b"), ctx.wait_for_all("a", "c"), ctx.wait_for_signal("a")
-            )
-        )
+        async def both(other: str) -> dict[str, Any]:
+            log.note(found := await ctx.wait_for_all("a", other))
+            return found
+
+        found = await ctx.gather(both("b"), both("c"), ctx.wait_for_signal("a"))
+        await ctx.step(log.later, "the end")
+        return list(found)
 
     run = await trip.submit()
     await bench.work()
     for number in (1, 2, 3):
         await fabric.signal(run, "a", number)
     await bench.work()
-    await fabric.signal(run, "c", "c")
+    await fabric.signal(run, order[0], order[0])
     await bench.work()
     assert await run.state() is PublicState.SUSPENDED
-    await fabric.signal(run, "b", "b")
+    await fabric.signal(run, order[1], order[1])
     await bench.work()
-    assert await run.result() == [{"a": 1, "b": "b"}, {"a": 2, "c": "c"}, 3]
+    one, two = {"a": 1, "b": "b"}, {"a": 2, "c": "c"}
+    assert await run.result() == [one, two, 3]
+    forked = await run.fork(from_step="Log.later")
+    await bench.work()
+    assert await forked.result() == [one, two, 3]
+    assert [each for each in log if each not in (one, two, "the end")] == []

@@ -360,11 +360,12 @@ async def test_a_run_that_was_cancelled_while_it_waited_can_be_replayed(bench: B
     assert await run.result() == [1, ["ada", "bob"]]
 
 
-async def test_an_operator_resumes_a_run_without_an_answer(bench: Bench) -> None:
+async def test_an_operator_resumes_a_run_without_an_answer(bench: Bench, log: Log) -> None:
     @bench.fabric.task(**AGAIN)
     async def job(ctx: Context) -> list[Any]:
         signal = await ctx.wait_for_signal("go")
         first = await ctx.wait_for_any("a", "b")
+        log.note(first.at)
         every = await ctx.wait_for_all("a", "b")
         verdict = await ctx.approval("deploy")
         answer = await (await ctx.callback()).result()
@@ -376,9 +377,12 @@ async def test_an_operator_resumes_a_run_without_an_answer(bench: Bench) -> None
     for _ in range(5):
         await bench.work()
         assert await run.state() is PublicState.SUSPENDED
+        bench.clock.advance(1000)
         await bench.engine.executions.resume(run.id)
     await bench.work()
     assert await run.result() == [None, "", None, {}, "resumed", False, None]
+    assert len(log) > 1
+    assert len(set(log)) == 1
 
 
 # -- code and settings

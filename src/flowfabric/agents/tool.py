@@ -12,7 +12,6 @@ from msgspec import Struct
 
 from flowfabric.agents.errors import ToolRefused
 from flowfabric.core.base.errors import Invalid
-from flowfabric.core.base.numbers import check_names, check_whole
 from flowfabric.core.base.text import check_text
 from flowfabric.core.base.time import parse_span
 from flowfabric.worker.api.approval import Verdict, about_digest
@@ -21,6 +20,7 @@ from flowfabric.worker.api.limits import amounts_of
 from flowfabric.worker.api.options import Span
 from flowfabric.worker.api.sync import SyncContext
 from flowfabric.worker.api.task import check_function, is_async
+from flowfabric.worker.api.waits import approval_terms
 from flowfabric.worker.codec import Signature, plain
 from flowfabric.worker.run.steps import StepFunction, StepOptions
 
@@ -56,8 +56,7 @@ class ToolOptions(Struct, frozen=True, kw_only=True):
     timeout: Span | None = None
 
     def __post_init__(self) -> None:
-        check_whole(self.of, "of", 1)
-        check_names(self.approvers, "approvers")
+        approval_terms("tool", self.of, self.approvers)
         if self.approval_timeout is not None:
             parse_span(self.approval_timeout, "approval_timeout")
         if not isinstance(self.approval, bool) and not callable(self.approval):

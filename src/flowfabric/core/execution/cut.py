@@ -160,7 +160,7 @@ def _carried(row: StepRow, generation: int, known: KnownWaits) -> Step:
     if not record.waited or record.carried is not None:
         return replace(step, generation=generation)
     received = known.signals.get(record.suspension or UUID(int=0), ())
-    signals = received if record.signal is None else (record.signal,)
+    signals = (record.signal,) if record.signal else tuple(record.received_of(received))
     at = decided_at(record)
     wait = CarriedWait(signals, None if at is None else known.abouts.get(at))
     doc = msgspec.json.encode(replace(record, carried=wait))

@@ -1,6 +1,6 @@
 """Durable steps: a recorded step of a handler never runs again."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from uuid import UUID
 
 import msgspec
@@ -44,8 +44,10 @@ class Recorded(Struct, frozen=True, omit_defaults=True):
     """The content of a step row: the value a step returned, the moment a sleep ends, or how a wait
     ended (`waited` is a word of `core.wait.model.Waited`, `value` is the reason, if one was given).
     The signals that a wait received are named by `signal` if it was one, otherwise by `suspension`,
-    and by `waitpoint` if it waited at one. `started_at` and `ended_at` are for people; steps that
-    an earlier release recorded have none. `tries` is how many it took, if more than one.
+    and by `waitpoint` if it waited at one, or by `numbers` if it received one at each of several:
+    other waits of the suspension may have received others there. `started_at` and `ended_at` are
+    for people; steps that an earlier release recorded have none. `tries` is how many it took, if
+    more than one.
 
     `opened` says for each branch on the way to this one how many calls the branch around it had
     made when it was opened. `through` is there for a block, which is recorded at its end but has
@@ -60,6 +62,7 @@ class Recorded(Struct, frozen=True, omit_defaults=True):
     suspension: UUID | None = None
     signal: Signal | None = None
     waitpoint: UUID | None = None
+    numbers: tuple[int, ...] = ()
     started_at: Millis | None = None
     ended_at: Millis | None = None
     tries: int = 1
@@ -67,6 +70,10 @@ class Recorded(Struct, frozen=True, omit_defaults=True):
     through: tuple[int, int] | None = None
     carried: CarriedWait | None = None
     skipped: bool = False
+
+    def received_of(self, signals: Iterable[Signal]) -> list[Signal]:
+        """The signals of the suspension that this wait has received."""
+        return [each for each in signals if not self.numbers or each.number in self.numbers]
 
 
 class FailedTry(Struct, frozen=True):

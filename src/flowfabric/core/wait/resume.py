@@ -349,6 +349,7 @@ def _step(
         suspension=suspension.id,
         signal=signal,
         waitpoint=alone,
+        numbers=() if signal else _numbers(arm),
         started_at=suspension.created_at,
         ended_at=now,
     )
@@ -356,3 +357,11 @@ def _step(
         recorded = replace(recorded, value=msgspec.Raw(msgspec.json.encode(end.note)))
     doc = msgspec.json.encode(recorded)
     return Step(ref.generation, ref.position, ref.name, ref.occurrence, doc)
+
+
+def _numbers(arm: Arm) -> tuple[int, ...]:
+    """The numbers of the signals that counted for an arm of several waitpoints, if that is known:
+    of each waitpoint only the last one is."""
+    numbers = tuple([bound.counted for bound in arm.bound])
+    counted = sum([tally.count for tally in arm.tallies])
+    return numbers if len(numbers) > 1 and all(numbers) and counted == len(numbers) else ()

@@ -525,7 +525,7 @@ def check_terms(terms: object) -> Terms:
         for name in names:
             _decision(name) if what == "decision" else _named(name, what)
         if len(set(names)) != len(names):
-            raise Invalid(f"a {what} is named twice")
+            raise Invalid(f"the same {what} is named twice")
     if checked.about is not None:
         check_text(checked.about, "digest", limit=MAX_NAME)
     if checked.value is not None:
@@ -544,7 +544,7 @@ def _decision(name: object) -> str:
 def _named(name: object, what: str) -> str:
     text = check_text(name, what, limit=MAX_NAME)
     if not text:
-        raise Invalid(f"a {what} without a name")
+        raise Invalid(f"{what} without a name")
     return text
 
 

@@ -52,6 +52,10 @@ class Verdict(Struct, frozen=True):
     def approved(self) -> bool:
         return self.ended is ApprovalEnd.APPROVED
 
+    def __bool__(self) -> bool:
+        """So that `if await ctx.approval(…)` is no yes to a refusal."""
+        return self.approved
+
     def check(self, value: object) -> None:
         """Raises ApprovalOutdated unless exactly this value was approved. Call it right before
         doing what was approved."""

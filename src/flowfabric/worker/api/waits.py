@@ -246,7 +246,7 @@ class WaitsApi:
         asks about something else, or other approvers, when it runs again, a new approval takes the
         place of the old one; if it was decided about something else, ApprovalOutdated is raised.
         """
-        terms = _terms(name, of, approvers, about)
+        terms = approval_terms(name, of, approvers, about)
         place = self._place(f"approval:{name}")
         return self._verdict(
             place, _asked(self._claim.snapshot, place, name, of, terms), _span(timeout)
@@ -262,7 +262,7 @@ class WaitsApi:
     ) -> Coroutine[Any, Any, Approval]:
         """The same in two parts: asks first, so that tokens can be handed to the approvers, and
         waits when `verdict()` is awaited."""
-        terms = _terms(name, of, approvers, about)
+        terms = approval_terms(name, of, approvers, about)
         place = self._place(f"request:{name}")
         return self._request(place, _asked(self._claim.snapshot, place, name, of, terms))
 
@@ -325,7 +325,7 @@ class WaitsApi:
         elif record.suspension is None:
             return []
         else:
-            found = await self._signals_of(record.suspension)
+            found = record.received_of(await self._signals_of(record.suspension))
         return [signal for signal in found if signal.waitpoint in waitpoints]
 
     async def _signals_of(self, suspension: UUID) -> list[Signal]:
@@ -336,8 +336,9 @@ class WaitsApi:
                 )
         return self._received[suspension]
 
-    async def _answer(self, place: StepPlace, wanted: _Wanted) -> list[Signal]:
-        """The signals that ended a wait, none if an operator did; raises if none came."""
+    async def _answer(self, place: StepPlace, wanted: _Wanted) -> tuple[Recorded, list[Signal]]:
+        """How a wait ended, and the signals that did it, none if an operator did; raises if none
+        came."""
         record = await self._wait(place, wanted)
         if record.waited == Waited.TIMED_OUT:
             raise WaitTimeout(f"nothing came in time for {place}")
@@ -346,25 +347,25 @@ class WaitsApi:
                 f"an operator closed what {place} waits for: {_closed_because(record)}"
             )
         if record.waited != Waited.SIGNALLED:
-            return []
+            return record, []
         bindings = wanted.bindings
         waitpoints, keys = {each.id for each in bindings}, {each.key for each in bindings}
-        return await self._signals(record, waitpoints, keys)
+        return record, await self._signals(record, waitpoints, keys)
 
     async def _one(self, place: StepPlace, wanted: _Wanted, as_type: Any) -> Any:
-        signals = await self._answer(place, wanted)
+        _, signals = await self._answer(place, wanted)
         if not signals:
             return None
         return decode(signals[-1].payload or b"null", as_type, f"what came for {place}")
 
     async def _first(self, place: StepPlace, wanted: _Wanted) -> Received:
-        signals = await self._answer(place, wanted)
+        record, signals = await self._answer(place, wanted)
         if not signals:
-            return Received("", None, "", to_datetime(self._engine.now()))
+            return Received("", None, "", to_datetime(record.ended_at or self._engine.now()))
         return _received(signals[-1])
 
     async def _every(self, place: StepPlace, wanted: _Wanted) -> dict[str, Any]:
-        signals = await self._answer(place, wanted)
+        _, signals = await self._answer(place, wanted)
         return {signal.key: _received(signal).value for signal in signals}
 
     async def _verdict(
@@ -473,7 +474,8 @@ def _derived(snapshot: Snapshot, place: StepPlace, what: str, *more: str) -> UUI
     return waitpoint_id(snapshot.execution.uuid, snapshot.life.generation, *parts)
 
 
-def _terms(name: str, of: int, approvers: Sequence[str], about: object) -> Terms:
+def approval_terms(name: str, of: int, approvers: Sequence[str], about: object = None) -> Terms:
+    """What an approval accepts; raises if nothing could ever approve it."""
     if not check_signal_name(name, "approval name"):
         raise Invalid("an approval has a name")
     named = tuple(str(each) for each in check_names(approvers, "approvers"))
