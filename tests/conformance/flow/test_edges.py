@@ -38,6 +38,7 @@ from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode
 from flowfabric.core.flow.grow import AlreadyStaged, Applied, Staged
 from flowfabric.core.flow.join import AnyOf, Edge, JoinState, On, Quorum
 from flowfabric.core.flow.model import FlowState
+from flowfabric.store.queries import EdgeQuery
 from flowfabric.store.rows.flow import read_edge
 from tests.kit.flow_lab import declare
 from tests.kit.flowing import Growing, counters, join_of, kept, neighbours, replay, unknown
@@ -338,6 +339,30 @@ async def test_a_cycle_is_found_through_thousands_of_members(lab: Lab) -> None:
     await flow.add("extra")
     assert isinstance(await flow.link("extra>n0"), Staged)
     await refused(flow, flow.link("n2199>extra"), CycleDetected)
+
+
+@pytest.mark.inside
+@pytest.mark.parametrize("word", ["extra>hub", "hub>extra"])
+async def test_an_edge_that_closes_no_circle_is_staged_without_reading_what_is_behind_it(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    """F-18: a new member leads nowhere, whatever the other end leads to"""
+    leaves = [f"n{number}" for number in range(2000)]
+    nodes = tuple(GraphNode(name, Submission(kind="job")) for name in ["hub", *leaves])
+    ends = [("hub", leaf) if word == "extra>hub" else (leaf, "hub") for leaf in leaves]
+    graph = Graph(nodes, tuple(GraphEdge(*pair) for pair in ends))
+    declared = await lab.engine.flows.declare("nightly", graph)
+    flow = Growing(lab, declared.id, dict(declared.members))
+    await flow.add("extra")
+    read, edges = [], lab.engine.store.edges
+
+    async def counted(query: EdgeQuery) -> Any:
+        read.append(query)
+        return await edges(query)
+
+    monkeypatch.setattr(lab.engine.store, "edges", counted)
+    assert isinstance(await flow.link(word), Staged)
+    assert len(read) <= 3, "the edge itself, and a page at each end"
 
 
 async def test_of_two_edges_that_would_close_a_circle_one_is_staged(

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import Family
@@ -31,7 +32,14 @@ from tests.kit.flow_lab import Drawn, declare, draw
 from tests.kit.flowing import Growing, counters, join_of
 from tests.kit.lab import Lab
 from tests.kit.signalling import fresh
-from tests.kit.situations import completions, described, load, running, take
+from tests.kit.situations import (
+    RETRY_AT_ONCE,
+    completions,
+    described,
+    load,
+    running,
+    take,
+)
 
 ENDINGS = [*Outcome]
 LET = Rest.LET_RUN
@@ -352,7 +360,7 @@ def passing(*links: tuple[str, str, str | None], **joins: JoinPolicy) -> Graph:
     """A graph of edges (upstream, downstream, input)."""
     plain = draw(*(f"{upstream}>{downstream}" for upstream, downstream, _ in links), joins=joins)
     nodes = tuple(
-        GraphNode(node.key, Submission(kind="job", payload=b"own"), node.join)
+        GraphNode(node.key, Submission(kind="job", payload=b"own", policy=RETRY_AT_ONCE), node.join)
         for node in plain.nodes
     )
     return Graph(nodes, tuple(GraphEdge(up, down, input=name) for up, down, name in links))
@@ -472,6 +480,61 @@ async def test_an_upstream_that_succeeds_again_has_given_its_result(
         await lab.complete(await flow.take("a"), result)
         await flow.settled()
         assert await inputs(flow, "z") == {"x": b"a"}
+
+
+@pytest.mark.parametrize("again", ["retry", "takeover", "hand back"])
+@pytest.mark.parametrize("policy", [AllOf(), AnyOf(LET), Quorum(1, LET)], ids=str)
+async def test_a_run_keeps_the_results_it_began_with(
+    lab: Lab, policy: JoinPolicy, again: str
+) -> None:
+    """Coordination.md 1.16, I-16: whoever continues it, until it is replayed itself"""
+    flow = await begin(lab, passing(("a", "z", "x"), z=policy))
+    await flow.complete("a")
+    lab.clock.advance(50)
+    begun = await flow.take("z")
+    await _succeed_again(flow, "a", b"second")
+    match again:
+        case "retry":
+            await lab.fail(begun)
+        case "takeover":
+            await lab.lose(begun)
+        case _:
+            await lab.engine.attempts.hand_back(begun)
+    continued = await lab.claim_one()
+    assert continued.id == flow["z"]
+    assert await lab.engine.flow_views.inputs(continued.snapshot) == {"x": b"a"}
+
+
+async def test_a_replayed_run_takes_what_its_upstreams_have_given_since(lab: Lab) -> None:
+    flow = await begin(lab, passing(("a", "z", "x")))
+    await flow.complete("a", "z")
+    await _succeed_again(flow, "a", b"second")
+    await lab.engine.executions.replay(flow["z"])
+    assert await inputs(flow, "z") == {"x": b"second"}
+    begun = await flow.take("z")
+    assert await lab.engine.flow_views.inputs(begun.snapshot) == {"x": b"second"}
+    await _succeed_again(flow, "a", b"third")
+    await lab.engine.attempts.hand_back(begun)
+    assert await inputs(flow, "z") == {"x": b"second"}
+
+
+async def test_a_run_that_began_without_a_result_gets_none_later(lab: Lab) -> None:
+    """I-16: its upstream had failed when it began"""
+    graph = passing(("a", "z", "x"))
+    flow = await begin(lab, replace(graph, links=(replace(graph.links[0], on=On.ANY_END),)))
+    await flow.fail("a")
+    lab.clock.advance(50)
+    begun = await flow.take("z")
+    assert await lab.engine.flow_views.inputs(begun.snapshot) == {"x": None}
+    await _succeed_again(flow, "a", b"late")
+    assert await inputs(flow, "z") == {"x": None}
+
+
+async def _succeed_again(flow: Drawn, name: str, result: bytes) -> None:
+    flow.lab.clock.advance(50)
+    await flow.lab.engine.executions.replay(flow[name])
+    await flow.lab.complete(await flow.take(name), result)
+    await flow.settled()
 
 
 async def test_a_terminal_child_is_given_nothing_new(lab: Lab) -> None:

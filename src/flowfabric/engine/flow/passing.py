@@ -1,4 +1,9 @@
-"""What upstreams pass to a downstream: the results they had when their edges were satisfied."""
+"""What upstreams pass to a downstream: the results they had when its join fired, or when it began.
+
+A replay of an upstream takes nothing back and adds nothing: a run that is retried, continued or
+taken over has the arguments it began with. One that is replayed itself takes what is there then,
+unless its join took the results of the upstreams that fired it.
+"""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from uuid import UUID
@@ -6,11 +11,14 @@ from uuid import UUID
 from msgspec import Struct
 
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Attempt, Ended, Snapshot
+from flowfabric.core.execution.attempts import inline_attempts
+from flowfabric.core.execution.model import Attempt, Ended, Ready, Snapshot, Start, Waiting
 from flowfabric.core.execution.outcome import AttemptOutcome, Outcome
-from flowfabric.core.flow.join import EdgeState
+from flowfabric.core.flow.join import AllOf, EdgeState, Join
 
 Attempts = Callable[[UUID], Awaitable[Sequence[Attempt]]]
+
+_BEGINNINGS = (Start.INITIAL, Start.REPLAY)
 
 
 class PassedResult(Struct, frozen=True):
@@ -21,26 +29,44 @@ class PassedResult(Struct, frozen=True):
 
 
 async def passed_results(
+    downstream: Snapshot,
     edges: Iterable[EdgeState],
     upstreams: Mapping[UUID, Snapshot],
     attempts: Attempts,
-    fired_at: Millis | None,
 ) -> dict[UUID, PassedResult]:
     """The ends of these upstreams. A replay does not take back an edge that was satisfied: of an
     upstream that runs again, or has failed since, the last success counts, which is in the history
-    of its `attempts`; so it does of one that succeeded again after the join has `fired_at`."""
+    of its `attempts`; so it does of one that succeeded again after `downstream` took its result."""
     found: dict[UUID, PassedResult] = {}
+    replayed = any(upstream.life.replays for upstream in upstreams.values())
+    taken_at = await _taken_at(downstream, attempts) if replayed else None
     for edge in edges:
         uuid = edge.edge.upstream
         upstream = upstreams.get(uuid)
         if upstream is None or uuid in found:
             continue
         now = _present(upstream)
-        if edge.outcome is Outcome.SUCCESS and _is_replayed(upstream, fired_at):
-            now = _last_success(await attempts(uuid), fired_at) or now
+        if _is_replayed(upstream, taken_at):
+            if edge.outcome is Outcome.SUCCESS:
+                now = _last_success(await attempts(uuid), taken_at) or now
+            elif now is not None:
+                now = PassedResult(now.ended_at)
         if now is not None:
             found[uuid] = now
     return found
+
+
+async def _taken_at(downstream: Snapshot, attempts: Attempts) -> Millis | None:
+    """When a run took the results of its upstreams; None if it takes them now. One that had begun
+    and then waited for a further edge took them when that was satisfied."""
+    join, state = downstream.life.join or Join(), downstream.state
+    if not isinstance(join.policy, AllOf):
+        return join.fired_at
+    if isinstance(state, Ready | Waiting) and state.next.start in _BEGINNINGS:
+        return None
+    history = (*await attempts(downstream.execution.uuid), *inline_attempts(downstream))
+    begun = [each.started_at or Millis(0) for each in history if each.type in _BEGINNINGS]
+    return max(begun[-1], join.fired_at or Millis(0)) if begun else None
 
 
 def _present(upstream: Snapshot) -> PassedResult | None:
@@ -53,21 +79,21 @@ def _present(upstream: Snapshot) -> PassedResult | None:
             return None
 
 
-def _is_replayed(upstream: Snapshot, fired_at: Millis | None) -> bool:
+def _is_replayed(upstream: Snapshot, taken_at: Millis | None) -> bool:
     """Whether the success of an upstream is not the one that counted."""
     match upstream.state:
         case Ended(outcome=Outcome.SUCCESS, ended_at=ended_at):
-            return bool(upstream.life.replays) and fired_at is not None and ended_at > fired_at
+            return bool(upstream.life.replays) and taken_at is not None and ended_at > taken_at
         case _:
             return True
 
 
-def _last_success(attempts: Sequence[Attempt], fired_at: Millis | None) -> PassedResult | None:
-    """The last one before the join has fired; the last of all if there was none."""
+def _last_success(attempts: Sequence[Attempt], taken_at: Millis | None) -> PassedResult | None:
+    """The last one before the result was taken; the last of all if there was none."""
     ended = [
         PassedResult(each.ended_at, each.result)
         for each in attempts
         if each.outcome is AttemptOutcome.SUCCESS and each.ended_at is not None
     ]
-    in_time = [each for each in ended if fired_at is None or each.ended_at <= fired_at]
+    in_time = [each for each in ended if taken_at is None or each.ended_at <= taken_at]
     return (in_time or ended)[-1] if ended else None

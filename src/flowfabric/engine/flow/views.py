@@ -226,8 +226,7 @@ class FlowViews(Service):
         query = EdgeQuery(flow=flow, downstreams=(snapshot.execution.uuid,))
         wanted = [each for each in await self._all_edges(query) if each.edge.input is not None]
         upstreams = await self._ended.put(tuple(each.edge.upstream for each in wanted))
-        fired_at = None if isinstance(join.policy, AllOf) else join.fired_at
-        passed = await passed_results(wanted, upstreams, self._context.store.attempts, fired_at)
+        passed = await passed_results(snapshot, wanted, upstreams, self._context.store.attempts)
         given: dict[str, bytes | None] = {}
         for edge in _counting(join, wanted, passed):
             name = edge.input or ""

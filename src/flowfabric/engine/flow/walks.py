@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from uuid import UUID
 
 from msgspec.structs import replace
@@ -91,14 +92,35 @@ async def whole(store: Store, flow: UUID) -> tuple[dict[UUID, Snapshot], list[Ed
 
 
 async def reaches(store: Store, flow: UUID, start: UUID, goal: UUID) -> bool:
-    """Whether `goal` depends on `start`, along edges of any length; no cap."""
+    """Whether `goal` depends on `start`, along edges of any length; no cap. Both ends are looked
+    from in turns, since one of them mostly leads nowhere: what is behind the other is not read."""
+    after, before = {start}, {goal}
+    async with (
+        aclosing(_along(store, flow, start)) as ahead,
+        aclosing(_along(store, flow, goal, back=True)) as behind,
+    ):
+        while True:
+            for walk, mine, others in ((ahead, after, before), (behind, before, after)):
+                fresh = await anext(walk, None)
+                if fresh is None:
+                    return False
+                mine |= fresh
+                if not fresh.isdisjoint(others):
+                    return True
+
+
+async def _along(
+    store: Store, flow: UUID, start: UUID, *, back: bool = False
+) -> AsyncGenerator[set[UUID]]:
+    """Every member that depends on `start`, or that it depends on, by pages; each member once."""
     seen, front = {start}, [start]
     while front:
-        upstreams, front = tuple(front[:PAGE]), front[PAGE:]
-        async for page in edge_pages(store, EdgeQuery(flow=flow, upstreams=upstreams)):
-            fresh = {state.edge.downstream for state in page} - seen
-            if goal in fresh:
-                return True
+        some, front = tuple(front[:PAGE]), front[PAGE:]
+        query = EdgeQuery(flow=flow)
+        query = replace(query, downstreams=some) if back else replace(query, upstreams=some)
+        async for page in edge_pages(store, query):
+            edges = [state.edge for state in page]
+            fresh = {edge.upstream if back else edge.downstream for edge in edges} - seen
             seen |= fresh
             front += fresh
-    return False
+            yield fresh

@@ -145,10 +145,11 @@ async def _input(engine: Engine, claim: Claim) -> bytes:
         passing = [state for state in passing if state.edge.id.hex == join.last]
     upstreams = await engine.views.load([state.edge.upstream for state in passing])
     history = partial(_attempts, engine, flow)
+    given = await passed_results(claim.snapshot, passing, upstreams, history)
     fired_at = None if isinstance(join.policy, AllOf) else join.fired_at
     passed = [
         (end.ended_at, uuid in last, uuid, end.result)
-        for uuid, end in (await passed_results(passing, upstreams, history, fired_at)).items()
+        for uuid, end in given.items()
         if end.result is not None and (fired_at is None or end.ended_at <= fired_at)
     ]
     return max(passed)[3] if passed else claim.payload
