@@ -139,6 +139,10 @@ class BudgetLedger(Struct):
         self.removed.add(name)
 
     def put_ledger(self, key: LedgerKey, ledger: Ledger | None) -> None:
+        """Writes or deletes an entry. The version of its budget guards it: in the next period
+        another process may have written a new one."""
+        if (budget := self.budgets.get(key[0])) is not None:
+            self.put(budget)
         self.new_ledgers[key] = ledger
         if ledger is None:
             self.ledgers.pop(key, None)
