@@ -241,8 +241,10 @@ def settle(
     ledger: BudgetLedger, asked: Expense, reservation: UUID, now: Millis
 ) -> Counted | AlreadyApplied:
     """Counts the consumed amount in place of the reservation. An amount that does not fit was
-    consumed all the same: it is counted up to the limit, and the rest is kept separately."""
+    consumed all the same: it is counted up to the limit, and the rest is kept separately. A repeat
+    counts nothing; its reservation, which another lease may have made since, is released too."""
     if (known := repeated(ledger, asked, now)) is not None:
+        drop(ledger, reservation, now)
         return known
     names = _wanted(ledger, asked)
     drop(ledger, reservation, now)
