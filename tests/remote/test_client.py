@@ -299,6 +299,15 @@ async def test_frames_whose_answer_is_lost_are_appended_once(
     assert (await inside.streams.read(id, 0)).frame_count == 1
 
 
+async def test_a_test_of_a_webhook_whose_answer_is_lost_is_made_once(
+    remote: Engine, inside: Engine, app: EngineApp
+) -> None:
+    await inside.webhooks.put("hook", "https://example.org/")
+    app.lose = 1
+    await remote.webhooks.test("hook")
+    assert len((await inside.views.list(Query())).items) == 1
+
+
 async def test_a_worker_can_report_through_another_server(
     remote: Engine, inside: Engine, clock: ManualClock
 ) -> None:

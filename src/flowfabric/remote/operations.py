@@ -320,7 +320,8 @@ _TABLE: list[list[Operation]] = [
     _operations("subscriptions", "read", "get read ack release", name=Touches.SUBSCRIPTION),
     _operations("subscriptions", "operate", "delete", name=Touches.SUBSCRIPTION),
     _operations("webhooks", "operate", "put", wanted=_VALUE, name=Touches.NEW_WEBHOOK),
-    _operations("webhooks", "operate", "get pause resume delete test", name=Touches.WEBHOOK),
+    _operations("webhooks", "operate", "get pause resume delete", name=Touches.WEBHOOK),
+    _operations("webhooks", "operate", "test", again=Again.ONCE, name=Touches.WEBHOOK),
     _operations("webhooks", "operate", "list", namespace=_PLACE),
     # access
     _operations("tokens", "admin", "create rotate", again=Again.ONCE),
