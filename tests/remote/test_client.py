@@ -16,6 +16,7 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.frame import NewFrame
 from flowfabric.core.execution.model import Failure, Progress, WorkerIdentity
 from flowfabric.core.execution.submission import Duplicate, Submission, Submitted
 from flowfabric.engine.engine import Engine
@@ -286,6 +287,25 @@ async def test_an_ending_whose_answer_is_lost_is_the_first_one(
     app.lose = 1
     await remote.attempts.complete(claim, b"1")
     assert await inside.views.result(id) == b"1"
+
+
+async def test_frames_whose_answer_is_lost_are_appended_once(
+    remote: Engine, inside: Engine, app: EngineApp
+) -> None:
+    id = await submitted(remote)
+    (claim,) = await remote.claims.claim(W1)
+    app.lose = 1
+    await remote.streams.append(claim, NewFrame(payload=b"x"))
+    assert (await inside.streams.read(id, 0)).frame_count == 1
+
+
+async def test_a_test_of_a_webhook_whose_answer_is_lost_is_made_once(
+    remote: Engine, inside: Engine, app: EngineApp
+) -> None:
+    await inside.webhooks.put("hook", "https://example.org/")
+    app.lose = 1
+    await remote.webhooks.test("hook")
+    assert len((await inside.views.list(Query())).items) == 1
 
 
 async def test_a_worker_can_report_through_another_server(

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
 from itertools import chain
 from time import monotonic
-from typing import Any
+from typing import Any, get_args
 from uuid import UUID
 
 from msgspec import Struct
@@ -51,6 +51,8 @@ LONGEST_PAUSE = 1.0
 SLOW = 0.25
 """Seconds after which a request is slow: later calls do not wait for it."""
 MAX_SLOW = 4
+MAX_NUMBER = (1 << 48) - 1
+"""Ids that are numbers have the random bits of a UUID."""
 MAX_WAITS = 4
 """Requests that wait at the same time; more calls join one of them."""
 
@@ -145,6 +147,8 @@ class RemoteClient:
         name = travel.operation.mints
         many = arguments.get("submissions")
         value: Any = self.fresh() if many is None else [self.fresh() for _ in many]
+        if int in get_args(travel.parameters.types[name]):
+            value = value.int & MAX_NUMBER
         return travel.arguments[name].encode(value)
 
     async def _send(self, prepared: Prepared) -> CallAnswer:

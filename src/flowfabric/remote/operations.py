@@ -119,7 +119,7 @@ class Operation(NamedTuple):
     waits: bool
     """It is answered when something happens, perhaps much later."""
     mints: str
-    """The parameter for an id that the caller makes before its first try."""
+    """The parameter for an id, or a number, that the caller makes before its first try."""
     neutral: bool
     """It touches no namespace, so every caller with a scope may call it."""
 
@@ -312,7 +312,7 @@ _TABLE: list[list[Operation]] = [
     _operations("events", "read", "tail"),
     _operations("events", "read", "position", cursor=Touches.ANSWER),
     _operations("events", "read", "batch", wanted=_VALUE),
-    _operations("streams", "work", "append", folds=True, owned=_OWNED),
+    _operations("streams", "work", "append", folds=True, mints="write", owned=_OWNED),
     _operations("streams", _READ, "read summary", id=_RUN),
     _operations("streams", _READ, "tail", waits=True, id=_RUN),
     _operations("subscriptions", "operate", "create", wanted=_VALUE),
@@ -320,7 +320,8 @@ _TABLE: list[list[Operation]] = [
     _operations("subscriptions", "read", "get read ack release", name=Touches.SUBSCRIPTION),
     _operations("subscriptions", "operate", "delete", name=Touches.SUBSCRIPTION),
     _operations("webhooks", "operate", "put", wanted=_VALUE, name=Touches.NEW_WEBHOOK),
-    _operations("webhooks", "operate", "get pause resume delete test", name=Touches.WEBHOOK),
+    _operations("webhooks", "operate", "get pause resume delete", name=Touches.WEBHOOK),
+    _operations("webhooks", "operate", "test", again=Again.ONCE, name=Touches.WEBHOOK),
     _operations("webhooks", "operate", "list", namespace=_PLACE),
     # access
     _operations("tokens", "admin", "create rotate", again=Again.ONCE),

@@ -358,11 +358,16 @@ class HoldingSlots(Struct, frozen=True):
     queues: tuple[int, ...]
 
 
+FIRST_PLACE = -(1 << 63), UUID(int=0)
+"""Before every execution, in the order of claims."""
+
+
 class ReadySlots(Struct, frozen=True):
     """Executions of these routes that hold a slot of a quota while they are ready (not lost), in
-    the order of their admission."""
+    the order of claims (rank, id), after a cursor."""
 
     routes: tuple[Route, ...]
+    after: tuple[int, UUID] = FIRST_PLACE
 
 
 class RunningIn(Struct, frozen=True):

@@ -1,13 +1,16 @@
-"""Rows of output streams: damaged ones, those of deleted runs, and races for the lease."""
+"""Rows of output streams: damaged ones, those of deleted runs, races for the lease, and lost
+replies."""
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from uuid import UUID
 
 import pytest
 
-from flowfabric.core.base.errors import Corruption, LeaseLost
+from flowfabric.core.base.errors import Corruption, LeaseLost, Unavailable
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.frame import BEGINNING, END, NewFrame, StreamMode
 from flowfabric.store.queries import FrameQuery, FrameRows, FrameWrite
@@ -140,3 +143,36 @@ async def test_a_stream_that_others_append_to_all_the_time_fails_no_append(
     assert [answer.id.seq for answer in await late] == [16]
     page = await lab.engine.streams.read(shared.id, 0)
     assert [frame.payload for frame in page.frames] == [b"rival"] * 15 + [b"late"]
+
+
+@pytest.mark.inside
+async def test_many_appends_that_lost_their_reply_together_change_nothing(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I-39, I-40: the steps of a `ctx.gather` emit at once; new frames come before the repeats"""
+    claim, store = await lab.running(), lab.engine.store
+    honest, lost = store.write_frames, 0
+
+    async def write_frames(writes: Sequence[FrameWrite], now: Millis) -> set[tuple[UUID, int]]:
+        nonlocal lost
+        written = await honest(writes, now)
+        if len(writes[0].appending.frames) > 1 and not lost:
+            lost = len(writes[0].appending.frames)
+            raise Unavailable("the reply was lost")
+        return written
+
+    monkeypatch.setattr(store, "write_frames", write_frames)
+
+    async def emit(number: int) -> None:
+        frame = NewFrame(payload=b"%d" % number)
+        with suppress(Unavailable):
+            await lab.engine.streams.append(claim, frame, write=number)
+            return
+        await lab.engine.streams.append(claim, NewFrame(payload=b"new"), write=1000 + number)
+        await lab.engine.streams.append(claim, frame, write=number)
+
+    await asyncio.gather(*(emit(number) for number in range(20)))
+    page = await lab.engine.streams.read(claim.id, 0)
+    found = Counter(frame.payload for frame in page.frames)
+    assert lost == 20
+    assert found == {b"%d" % number: 1 for number in range(20)} | {b"new": lost}

@@ -4,9 +4,11 @@ import pytest
 
 from flowfabric.core.base.errors import NotFound
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.submission import Submission
 from flowfabric.core.limit.budget import Budget, Limit, Scope
 from flowfabric.core.limit.quota import Rate
-from flowfabric.core.limit.spend import HardBreach, Spent
+from flowfabric.core.limit.spend import BudgetLedger, HardBreach, Spent
+from flowfabric.store.queries import LedgerNeeds
 from tests.kit.lab import W1, Lab
 from tests.kit.limiting import define, finish, settled
 
@@ -97,6 +99,31 @@ async def test_deleting_a_part_frees_who_waits_for_the_whole(lab: Lab) -> None:
     await lab.engine.budgets.delete("part")
     await settled(lab)
     assert (await lab.claim_one()).id == run
+
+
+@pytest.mark.inside
+async def test_runs_of_a_deleted_budget_are_admitted_with_few_reads(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many they are: they are looked at page by page."""
+    await lab.engine.budgets.define(budget())
+    await lab.engine.budgets.spend("team", {"calls": 10})
+    submission = Submission(kind="job", policy={"budget_ids": ["team"]})
+    await lab.engine.executions.submit_many([submission] * 30)
+    assert await lab.claim(limit=30) == []
+    reads = 0
+    honest = lab.engine.store.ledger
+
+    async def ledger(ask: LedgerNeeds) -> BudgetLedger:
+        nonlocal reads
+        reads += 1
+        return await honest(ask)
+
+    monkeypatch.setattr(lab.engine.store, "ledger", ledger)
+    await lab.engine.budgets.delete("team")
+    await settled(lab)
+    assert reads < 5
+    assert len(await lab.claim(limit=30)) == 30
 
 
 async def test_a_deleted_budget_is_refused_at_once(lab: Lab) -> None:

@@ -158,6 +158,33 @@ async def test_a_release_against_a_reset(lab: Lab, second_lab: Lab, posts: Posts
     assert await used(lab, "team") == [9]
 
 
+async def test_a_release_of_an_earlier_period_against_a_spend(
+    lab: Lab, second_lab: Lab, posts: Posts
+) -> None:
+    """I-25, I-26: what the run spends meanwhile is still in its ledger"""
+    await make(lab)
+    id = await lab.submit()
+    await spend(lab, 6, execution=id)
+    await lab.engine.budgets.reset("team")
+    posts.rival = lambda: spend(second_lab, 4, execution=id)
+    assert await lab.engine.budgets.release("team", id) == {"tokens": 4}
+    assert await used(lab, "team") == [0]
+
+
+async def test_a_release_of_a_part_against_a_spend_of_the_whole(
+    lab: Lab, second_lab: Lab, posts: Posts
+) -> None:
+    """I-25, I-26: the whole has begun a new period, the part has not"""
+    await make(lab, name="whole")
+    await make(lab, parent="whole")
+    id = await lab.submit()
+    await spend(lab, 6, execution=id)
+    await lab.engine.budgets.reset("whole")
+    posts.rival = lambda: spend(second_lab, 4, "whole", execution=id)
+    assert await lab.engine.budgets.release("team", id) == {"tokens": 6}
+    assert await used(lab, "whole", "team") == [0, 0]
+
+
 async def test_two_releases_at_once_are_one(lab: Lab, second_lab: Lab, posts: Posts) -> None:
     """I-26"""
     await make(lab)

@@ -248,6 +248,19 @@ async def test_settling_after_the_lease_is_gone_counts_once(lab: Lab, swept: boo
     assert books.charges["team", key].stale
 
 
+async def test_a_settlement_that_counted_before_the_crash_keeps_nothing_set_aside(lab: Lab) -> None:
+    """I-24: the next owner sets aside again, and settles what is counted already"""
+    await make(lab)
+    claim = await lab.running(policy=TEAM)
+    held = await reserve(lab, claim, 4)
+    assert await settle(lab, claim, held.id, 3, key="call") == Spent()
+    await lab.lose(claim)
+    again = await lab.claim_one(W2)
+    held = await reserve(lab, again, 4)
+    assert await settle(lab, again, held.id, 3, key="call") == AlreadyApplied(Spent())
+    assert (await reserved(lab, "team"), await used(lab, "team")) == ([0], [3])
+
+
 async def test_a_forged_id_settles_as_what_was_consumed(lab: Lab) -> None:
     await make(lab)
     claim = await lab.running(policy=TEAM)

@@ -6,6 +6,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.limit.quota import Rate
 from flowfabric.core.limit.unclaimable import KEEPS_SLOT
+from flowfabric.engine.limit.unclaimable import PAGE
 from tests.kit.lab import Lab
 from tests.kit.limiting import crowd, define, finish, one, settled, slots, waits
 
@@ -119,6 +120,23 @@ async def test_work_without_a_live_worker_gives_its_slot_to_others(lab: Lab) -> 
     await finish(lab, claim)
     assert await waits(lab, second)
     assert (await lab.claim_one(capabilities=["gpu"])).id == stuck
+
+
+async def test_many_that_keep_their_slots_hide_no_run_that_must_give_its_slot_back(
+    lab: Lab,
+) -> None:
+    """F-29: the slots that no other run wants are more than one look reads."""
+    await define(lab, "roomy", concurrency=1000)
+    await define(lab, concurrency=1)
+    await crowd(lab, PAGE + 1, "roomy", lane="mail")
+    lab.clock.advance(1000)
+    await one(lab, "q", lane="mail")
+    await close(lab, "pause")
+    other = await one(lab, "q")
+    await waited(lab)
+    await waited(lab, 1000)
+    assert (await lab.claim_one()).id == other
+    assert await slots(lab, "roomy") == (PAGE + 1, 0)
 
 
 async def test_without_registered_workers_nothing_is_given_back(lab: Lab) -> None:

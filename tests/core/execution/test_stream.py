@@ -91,6 +91,18 @@ def test_a_repeated_append_is_recognised_among_the_last_ones() -> None:
     assert len(append(forgotten, NOW, frames, 7).frames) == 4
 
 
+def test_appends_written_at_once_are_remembered_together() -> None:
+    stream = NEW
+    for number in range(20):
+        stream = append(stream, NOW, [durable()], number, at_once=20).stream
+    for number in range(10):  # new ones, before the repeats
+        stream = append(stream, NOW, [durable()], 100 + number).stream
+    assert all(not append(stream, NOW, [durable()], number).frames for number in range(20))
+    for number in range(22):
+        stream = append(stream, NOW, [durable()], 200 + number).stream
+    assert len(stream.header.writes) == PAST_APPENDS
+
+
 def test_what_a_handler_has_emitted_at_a_place_is_not_emitted_again() -> None:
     def emit(stream: Stream, write: int, *place: int, branch: str = "") -> Appending:
         return append(stream, NOW, [durable()], write, EmitPlace(branch, *place))

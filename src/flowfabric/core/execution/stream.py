@@ -55,7 +55,7 @@ MAX_SUMMARY = 1 << 18
 """Bytes of a summary."""
 
 PAST_APPENDS = 8
-"""How many appends are remembered."""
+"""How many appends are remembered at least."""
 
 MAX_BRANCHES = 256
 """For how many branches of a handler it is remembered how far they have come, the latest ones."""
@@ -99,8 +99,8 @@ class StreamHeader(Document, frozen=True, kw_only=True, omit_defaults=True):
     `counts` are the frames ever appended of each mode, `trimmed` says up to which of them they were
     trimmed. `maxlen` is how many durable frames are kept. `rate` is how many best-effort frames
     come in a second, `live_at` when the last one came, and `live_kept` how many of them are kept.
-    `writes` are the last appends, so that one that is repeated is recognised. `emitted` is how far
-    the handler has come in each of its branches: see `EmitPlace`.
+    `writes` are the last appends, at most `kept_writes`, so that one that is repeated is
+    recognised. `emitted` is how far the handler has come in each of its branches: see `EmitPlace`.
     """
 
     created_at: Millis = Millis(0)
@@ -114,6 +114,7 @@ class StreamHeader(Document, frozen=True, kw_only=True, omit_defaults=True):
     live_at: Millis | None = None
     live_kept: int = 0
     writes: tuple[PastAppend, ...] = ()
+    kept_writes: int = PAST_APPENDS
     emitted: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
 
     @property
@@ -188,10 +189,12 @@ def append(
     frames: Sequence[NewFrame],
     write: int,
     place: EmitPlace | None = None,
+    at_once: int = 1,
 ) -> Appending:
     """Appends checked frames, all of them or, if one is refused, none. `write` is the caller's
     number for this append: repeating it, because the reply was lost, appends nothing again. Nothing
-    is appended at a `place` that the handler has come to before, and nothing answered."""
+    is appended at a `place` that the handler has come to before, and nothing answered. So many
+    appends to the stream are written `at_once`."""
     past = next((past for past in stream.header.writes if past.write == write), None)
     if past is not None:
         return Appending(stream, (), (), _answers_of(past, frames))
@@ -213,8 +216,10 @@ def append(
     trimmed |= {trim.mode: trim.through for trim in trims}
     patched = 0 if after.summary is None else after.summary.version
     past = PastAppend(write, after.header.last, len(added), patched)
-    writes = (*after.header.writes, past)[-PAST_APPENDS:]
-    header = replace(after.header, trimmed=_three(trimmed), writes=writes)
+    # They lose their reply together, and are repeated among new ones.
+    kept = max(PAST_APPENDS, 2 * at_once, after.header.kept_writes - 1)
+    writes = (*after.header.writes, past)[-kept:]
+    header = replace(after.header, trimmed=_three(trimmed), writes=writes, kept_writes=kept)
     if place is not None:
         header = replace(header, emitted=_reached(header.emitted, place))
     after = replace(after, version=stream.version + 1, header=header)

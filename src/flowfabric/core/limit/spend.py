@@ -139,6 +139,10 @@ class BudgetLedger(Struct):
         self.removed.add(name)
 
     def put_ledger(self, key: LedgerKey, ledger: Ledger | None) -> None:
+        """Writes or deletes an entry. The version of its budget guards it: in the next period
+        another process may have written a new one."""
+        if (budget := self.budgets.get(key[0])) is not None:
+            self.put(budget)
         self.new_ledgers[key] = ledger
         if ledger is None:
             self.ledgers.pop(key, None)
@@ -237,8 +241,10 @@ def settle(
     ledger: BudgetLedger, asked: Expense, reservation: UUID, now: Millis
 ) -> Counted | AlreadyApplied:
     """Counts the consumed amount in place of the reservation. An amount that does not fit was
-    consumed all the same: it is counted up to the limit, and the rest is kept separately."""
+    consumed all the same: it is counted up to the limit, and the rest is kept separately. A repeat
+    counts nothing; its reservation, which another lease may have made since, is released too."""
     if (known := repeated(ledger, asked, now)) is not None:
+        drop(ledger, reservation, now)
         return known
     names = _wanted(ledger, asked)
     drop(ledger, reservation, now)

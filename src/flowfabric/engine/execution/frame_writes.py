@@ -5,7 +5,7 @@ to is remembered: the next append is one statement and no read. If the stream ha
 (two requests with one handle), it is read and decided again.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from typing import Literal
 from uuid import UUID
@@ -106,6 +106,7 @@ class FrameWrites:
         one attempt do not ride together, because the store answers by stream."""
         now = self._store.clock.now()
         fences = {item.key: item.fence for item in reversed(waiting.values())}
+        at_once = Counter(item.key for item in waiting.values())
         parts: dict[Key, dict[int, Appending]] = {}
         for at, item in waiting.items():
             if fences[item.key] != item.fence:
@@ -113,7 +114,7 @@ class FrameWrites:
             earlier = parts.setdefault(item.key, {})
             stream = [streams[item.key], *(part.stream for part in earlier.values())][-1]
             try:
-                part = append(stream, now, item.frames, item.write, item.place)
+                part = append(stream, now, item.frames, item.write, item.place, at_once[item.key])
             except (Invalid, Corruption) as error:
                 answers[at] = error
                 continue

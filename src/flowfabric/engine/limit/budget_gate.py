@@ -228,13 +228,8 @@ class BudgetGate(Service):
         waiting = await store.executions_in(InQueue(budget_queue(name)), MOST_WAITING)
         for start in range(0, len(waiting), PAGE):
             found = await load_readable(store.load, waiting[start : start + PAGE])
-            await self._context.decisions.decide_all(
-                [
-                    Decision(uuid, rule)
-                    for uuid, snapshot in found.items()
-                    if not await self.known.limits(name, snapshot.execution)
-                ]
-            )
+            free = await self.known.not_limited_by(name, found.values())
+            await self._context.decisions.decide_all([Decision(uuid, rule) for uuid in free])
 
     async def let_in(self, name: str) -> None:
         """Admits one page of the executions that wait for a budget, if it has room."""
@@ -242,9 +237,9 @@ class BudgetGate(Service):
         if why is not None:
             self._note_reset(why)
             first = await self._context.store.executions_in(InQueue(budget_queue(name)), 1)
-            for snapshot in (await load_readable(self._context.store.load, first)).values():
-                if not await self.known.limits(name, snapshot.execution):
-                    await self._free(name)
+            found = await load_readable(self._context.store.load, first)
+            if await self.known.not_limited_by(name, found.values()):
+                await self._free(name)
             return
         waiting = await self._context.store.executions_in(InQueue(budget_queue(name)), PAGE)
         rule = partial(_let_in, budget=name)

@@ -1,8 +1,10 @@
 """Which budgets apply to an execution, and their current state."""
 
 import asyncio
+from collections.abc import Iterable, Mapping
+from uuid import UUID
 
-from flowfabric.core.execution.model import Execution
+from flowfabric.core.execution.model import Execution, Snapshot
 from flowfabric.core.limit.budget import Budget, Scope, chain, current
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.store.queries import LedgerNeeds
@@ -43,14 +45,13 @@ class KnownBudgets(Service):
         now = self._now()
         return {name: current(budget, now) for name, budget in found.items()}
 
-    async def limits(self, name: str, execution: Execution) -> bool:
-        """Whether a budget, or one of its children, applies to an execution."""
-        names = await self.names_of(execution)
-        known = await self.budgets(names) if names else {}
-        return any(
-            budget.name == name
-            for budget in chain(known, [each for each in names if each in known])
-        )
+    async def not_limited_by(self, name: str, snapshots: Iterable[Snapshot]) -> list[UUID]:
+        """Those of these executions to which neither a budget nor one of its children applies."""
+        await self.refresh()
+        named = {each.execution.uuid: self.named(each.execution) for each in snapshots}
+        wanted = tuple(dict.fromkeys(each for names in named.values() for each in names))
+        known = await self.budgets(wanted) if wanted else {}
+        return [uuid for uuid, names in named.items() if not _is_part_of(known, names, name)]
 
     @property
     def unnamed(self) -> bool:
@@ -74,6 +75,12 @@ class KnownBudgets(Service):
             self.attached = {}
             for scope, id, name in attached:
                 self.attached.setdefault((scope, id), []).append(name)
+
+
+def _is_part_of(known: Mapping[str, Budget], names: Iterable[str], whole: str) -> bool:
+    """Whether one of these budgets is, or is part of, the whole."""
+    found = chain(known, [each for each in names if each in known])
+    return any(budget.name == whole for budget in found)
 
 
 def _scopes(execution: Execution) -> list[tuple[str, str]]:

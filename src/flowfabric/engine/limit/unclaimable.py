@@ -18,7 +18,7 @@ from flowfabric.core.limit.unclaimable import (
 from flowfabric.engine.commit.decide import Decision
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.store.contract import Store
-from flowfabric.store.queries import QuotaViewRequest, ReadySlots
+from flowfabric.store.queries import FIRST_PLACE, QuotaViewRequest, ReadySlots
 from flowfabric.store.readable import load_readable
 from flowfabric.store.rows.record import LANES, PRESENCES
 
@@ -40,6 +40,7 @@ class ClosedRoutes(Service):
         self._lanes: dict[str, Lane] = {}
         self._workers: list[Presence] = []
         self._refreshed_at: float | None = None
+        self._looked_through = FIRST_PLACE
 
     async def refresh(self, *, now_and_then: bool = False) -> None:
         """Reads lanes and workers; with `now_and_then`, only if the last read is older than a
@@ -62,14 +63,20 @@ class ClosedRoutes(Service):
             self.known += unclaimable((route,), self._lanes, self._workers, self._now())
 
     async def give_slots_back(self) -> list[Snapshot]:
-        """Executions that no worker can take give their slots to waiting ones that can be taken.
-        Returns those whose start a rate has counted, as they were before."""
+        """Executions that no worker can take give their slots to waiting ones that can be taken; a
+        page of them is looked at each time. Returns those whose start a rate has counted, as they
+        were before."""
         closed = self.known
         if not closed.routes:
             return []
         store, now = self._context.store, self._now()
-        holding = await store.executions_in(ReadySlots(closed.routes), PAGE)
+        page = ReadySlots(closed.routes, self._looked_through)
+        holding = await store.executions_in(page, PAGE)
         found = await load_readable(store.load, holding)
+        self._looked_through = FIRST_PLACE
+        if len(holding) == PAGE:
+            places = [(each.head.rank, each.execution.uuid) for each in found.values()]
+            self._looked_through = max(places, default=FIRST_PLACE)
         idle = [
             snapshot
             for snapshot in found.values()

@@ -1,6 +1,7 @@
 """Who is where: what an explanation names."""
 
 from functools import partial
+from typing import Any
 from uuid import UUID
 
 from flowfabric.core.execution.model import Gate, Route
@@ -22,19 +23,19 @@ MOST = 100_000
 
 
 async def executions_in(session: PostgresSession, place: Place, limit: int) -> list[UUID]:
-    value: str | int | list[int]
+    values: tuple[Any, ...]
     match place:
         case InQueue(queue):
-            link, name, value = session.limit, "waiting_in", queue
+            link, name, values = session.limit, "waiting_in", (queue,)
         case HoldingSlots(queues):
-            link, name, value = session.report, "slot_holders", list(queues)
-        case ReadySlots(routes):
+            link, name, values = session.report, "slot_holders", (list(queues),)
+        case ReadySlots(routes, after):
             known = session.book.names.route_numbers
             numbers = [known[route] for route in routes if route in known]
-            link, name, value = session.report, "slots_in", numbers
+            link, name, values = session.report, "slots_in", (numbers, *after)
         case RunningIn(lane):
-            link, name, value = session.report, "running_in_lane", lane
-    return [uuid for (uuid,) in await session.fetch(link, name, value, limit)]
+            link, name, values = session.report, "running_in_lane", (lane,)
+    return [uuid for (uuid,) in await session.fetch(link, name, *values, limit)]
 
 
 async def routes(session: PostgresSession) -> list[Route]:

@@ -33,11 +33,12 @@ from unnest($1::integer[]) as wanted (number)
 cross join lateral (
     select q.id, q.rank from {schema}.ready q
     where q.route = wanted.number and q.queue is not null and q.lost is null
+        and (q.rank, q.id) > ($2::bigint, $3::uuid)
     order by q.rank, q.id
-    limit $2
+    limit $4
 ) r
 order by r.rank, r.id
-limit $2
+limit $4
 
 -- name: route_depths
 -- The lowest id is compared as text: Postgres has no min() of uuid before version 18.

@@ -28,9 +28,10 @@ def executions_in(session: SqliteSession, place: Place, limit: int) -> list[UUID
             name, values = "waiting_in", {"queue": queue}
         case HoldingSlots(queues):
             name, values = "slot_holders", {"queues": numbers(queues)}
-        case ReadySlots(routes):
+        case ReadySlots(routes, (rank, uuid)):
             session.learn_routes()
-            name, values = "slots_in", {"routes": numbers(route_numbers(session, routes))}
+            known = numbers(route_numbers(session, routes))
+            name, values = "slots_in", {"routes": known, "rank": rank, "id": uuid.bytes}
         case RunningIn(lane):
             session.learn_routes()
             found = (number for number, _ in routes_for(session, [lane], None))

@@ -24,7 +24,7 @@ where w.number > 0
 select r.id
 from json_each(:routes) as wanted
 cross join ready as r on r.route = wanted.value
-where r.queue is not null and r.lost is null
+where r.queue is not null and r.lost is null and (r.rank, r.id) > (:rank, :id)
 order by r.rank, r.id
 limit :limit
 
