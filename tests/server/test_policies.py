@@ -24,3 +24,12 @@ async def test_what_a_policy_must_say(
     body = error_of(await http.post("/v1/executions", json={**EXECUTION, "policy": policy}), 400)
     assert body["code"] == "invalid_policy_json"
     assert missing in body["error"]
+
+
+async def test_a_policy_may_be_nested_deeply(http: httpx.AsyncClient) -> None:
+    """What a policy does not know has no effect, however it looks."""
+    deep: dict[str, Any] = {}
+    for _ in range(800):
+        deep = {"backoff": deep}
+    body = {**EXECUTION, "policy": {"retry_policy": deep}}
+    assert (await http.post("/v1/executions", json=body)).status_code == 201

@@ -68,6 +68,13 @@ async def test_a_stray_field_of_an_existing_client_changes_nothing(
     assert error_of(await _send(http, route, policy_json="{}"), 422)["code"] == "invalid_body"
 
 
+async def test_a_stray_number_may_be_of_any_length(http: httpx.AsyncClient) -> None:
+    kind = {"Content-Type": "application/json"}
+    body = json.dumps(EXECUTION).encode()[:-1] + b',"zone":' + b"1" * 5000 + b"}"
+    reply = await http.post("/v1/executions", content=body, headers=kind)
+    assert (reply.status_code, reply.headers["FlowFabric-Ignored-Fields"]) == (201, "zone")
+
+
 @pytest.mark.parametrize(
     ("policy", "path"),
     [

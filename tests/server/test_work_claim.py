@@ -84,7 +84,13 @@ async def test_nothing_to_do_is_an_empty_list(worker: HttpWorker) -> None:
 @pytest.mark.rules
 @pytest.mark.parametrize(
     ("payload", "encoding"),
-    [(b"\xff\x00", None), (b"\xff\x00", "json"), (b"{", "json"), (b"{}", "msgpack")],
+    [
+        (b"\xff\x00", None),
+        (b"\xff\x00", "json"),
+        (b"{", "json"),
+        (b"{}", "msgpack"),
+        (b"[" * 5000 + b"]" * 5000, "json"),
+    ],
 )
 async def test_bytes_are_base64(worker: HttpWorker, payload: bytes, encoding: str | None) -> None:
     claim = await worker.take(payload=payload, encoding=encoding)
@@ -255,9 +261,10 @@ async def test_what_cannot_be_described_is_handed_back(
     assert len(await worker.claim()) == 1
 
 
-async def test_a_damaged_run_does_not_keep_the_others(worker: HttpWorker) -> None:
+@pytest.mark.parametrize("document", [b"no json", b'{"value":' + b"[" * 5000 + b"]" * 5000 + b"}"])
+async def test_a_damaged_run_does_not_keep_the_others(worker: HttpWorker, document: bytes) -> None:
     damaged = await worker.take()
-    step = Step(0, 0, "charge", 0, b"no json")
+    step = Step(0, 0, "charge", 0, document)
     await worker.engine.attempts.record_step(damaged["handle"], step)
     await worker.do(damaged, "release")
     id = await worker.submit()

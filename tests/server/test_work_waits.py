@@ -1,5 +1,6 @@
 """Waitpoints and suspending over HTTP (execution.md, suspend; server-sdk.md 1.3 d, 3.3)."""
 
+import base64
 from typing import Any
 
 import pytest
@@ -46,6 +47,23 @@ async def test_a_signal_resumes_the_run(worker: HttpWorker) -> None:
     assert signal["waitpoint_id"] == waitpoint["waitpoint_id"]
     assert error_of(await worker.post(claim, "complete")) == (409, "stale_lease")
     assert (await worker.do(again, "complete"))["outcome"] == "completed"
+
+
+@pytest.mark.rules
+async def test_a_signal_that_is_nested_deeply_does_not_keep_work_from_workers(
+    worker: HttpWorker,
+) -> None:
+    """Who has the token of one waitpoint must not be able to stop all workers."""
+    claim = await worker.take()
+    answer = await worker.do(claim, "suspend", signal="approved")
+    payload = b"[" * 5000 + b"]" * 5000
+    (waitpoint,) = answer["waitpoints"]
+    await worker.signal(
+        claim["execution_id"], waitpoint, "approved", payload=payload, encoding="json", source="eve"
+    )
+    await worker.submit()
+    resumed, _ = await worker.claim(limit=2)
+    assert base64.b64decode(resumed["signals"][0]["payload"]) == payload
 
 
 async def test_a_repeated_suspend_gets_the_first_answer(worker: HttpWorker) -> None:

@@ -5,6 +5,7 @@ count has 32 bits, a duration and a moment 64. Clients write the largest number 
 limit, so a number that the engine cannot hold becomes the largest one that it can.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct, ValidationError, convert
@@ -51,9 +52,13 @@ _OPTIONAL = frozenset(
         "stream_policy",
     }
 )
-_NESTED = frozenset(
-    {"retry_policy", "backoff", "timeout_policy", "suspension_policy", "stream_policy"}
-)
+_NESTED: Mapping[str, Any] = {
+    "retry_policy": {"backoff": {}},
+    "timeout_policy": {},
+    "suspension_policy": {},
+    "stream_policy": {},
+}
+"""The members that have members, and so on: what a caller nests further is left as it is."""
 _COUNTS = frozenset(
     {
         "max_retries",
@@ -90,11 +95,11 @@ def read_policy(given: dict[str, Any] | None) -> Policy | None:
     )
 
 
-def _member(name: str, value: Any) -> Any:
+def _member(name: str, value: Any, nested: Mapping[str, Any] = _NESTED) -> Any:
     if name == "fallback_policy":
         _check_fallback(value)
-    if name in _NESTED and isinstance(value, dict):
-        return {each: _member(each, inner) for each, inner in value.items()}
+    if name in nested and isinstance(value, dict):
+        return {each: _member(each, inner, nested[name]) for each, inner in value.items()}
     if type(value) is not int:
         return value
     if name in _COUNTS and MAX_COUNT < value <= MAX_U32:

@@ -188,8 +188,9 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return unique
 
 
-_strict = json.JSONDecoder(object_pairs_hook=_unique)
-"""Made once: `json.loads` with a hook makes one for every document."""
+_strict = json.JSONDecoder(object_pairs_hook=_unique, parse_int=str)
+"""Made once: `json.loads` with a hook makes one for every document. Only the names of members
+count, and Python refuses to convert a number of more than 4,300 digits."""
 
 
 def _ignore(connection: Any, members: dict[str, object], find: Find | None) -> None:

@@ -21,7 +21,15 @@ log = logging.getLogger("flowfabric.store")
 SET_ASIDE = Millis(60_000)
 """How long an unreadable row is set aside before it is read again; it may be repaired by then."""
 
-UNREADABLE = (Corruption, msgspec.MsgspecError, ArithmeticError, LookupError, TypeError, ValueError)
+UNREADABLE = (
+    Corruption,
+    msgspec.MsgspecError,
+    ArithmeticError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 """The errors that reading a damaged row raises."""
 
 MAX_NAMED = 10_000

@@ -27,3 +27,9 @@ def test_a_name_without_a_place_replaces_the_payload(payload: bytes) -> None:
 def test_a_result_that_is_no_json_replaces_the_payload() -> None:
     """Coordination.md 1.6: results are bytes"""
     assert fill_in(b"{}", {"x": b"\xff"}) == b"\xff"
+
+
+@pytest.mark.parametrize("deep", [b"[" * 5000 + b"]" * 5000, b'{"x":' * 5000 + b"1" + b"}" * 5000])
+def test_a_result_that_is_nested_too_deeply_replaces_the_payload(deep: bytes) -> None:
+    assert fill_in(b"{}", {"x": deep}) == deep
+    assert fill_in(deep, {"x": b"7"}) == b"7"

@@ -14,7 +14,7 @@ def fill_in(payload: bytes, inputs: Mapping[str, bytes | None]) -> bytes:
         return payload
     try:
         return _filled(payload, given)
-    except (msgspec.DecodeError, LookupError, TypeError, ValueError):
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError, RecursionError):
         return next(reversed(given.values()))
 
 

@@ -206,12 +206,13 @@ def describe_signal(signal: Signal) -> ResumeSignal:
 
 
 def as_wire(data: bytes, encoding: str | None) -> tuple[Json, str | None]:
-    """Bytes as a JSON value if that is what they are said to be, and are; else in base64."""
+    """Bytes as a JSON value if that is what they are said to be, and are; else in base64, as what
+    is nested more deeply than the server reads."""
     if _is_json(encoding):
         try:
             data.decode()
             return _any_json.decode(data), None
-        except (UnicodeDecodeError, msgspec.DecodeError):
+        except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
             pass
     return UNSET, b64encode(data).decode()
 
