@@ -242,26 +242,19 @@ class Flows(Service):
         """Adds an edge and gates its downstream, in one change. `expected_revision` refuses it if
         the graph has changed since. Repeating it is harmless, whatever the revision; another edge
         under the same id is refused (`EdgeExists`)."""
-        wanted = replace(grow.check_edge(edge), created_at=self._now(), late=False, unapplied=False)
         if expected_revision is not None:
             check_kind_of(expected_revision, int, "expected_revision")
-
-        async def decide(
-            found: Flow | None, now: Millis
-        ) -> tuple[FlowChange | None, Staged | AlreadyStaged]:
-            flow = open_flow(found, wanted.flow)
-            if await _is_staged(self._context.store, wanted):
-                return None, AlreadyStaged(wanted.id, flow.revision)
-            if expected_revision is not None and expected_revision != flow.revision:
-                raise StaleRevision(f"the graph is at revision {flow.revision}")
-            return await self._staged(flow, now, wanted)
-
-        return await self._change(wanted.flow, decide, grows=True)
+        return await self._stage(edge, expected_revision, unapplied=False)
 
     async def stage_only(self, edge: Edge, expected_revision: int) -> Staged | AlreadyStaged:
         """As `stage`, for a client that applies the edge by a second call."""
-        wanted = replace(grow.check_edge(edge), created_at=self._now(), late=False, unapplied=False)
         check_kind_of(expected_revision, int, "expected_revision")
+        return await self._stage(edge, expected_revision, unapplied=True)
+
+    async def _stage(
+        self, edge: Edge, expected_revision: int | None, *, unapplied: bool
+    ) -> Staged | AlreadyStaged:
+        wanted = replace(grow.check_edge(edge), created_at=self._now(), late=False, unapplied=False)
 
         async def decide(
             found: Flow | None, now: Millis
@@ -269,9 +262,9 @@ class Flows(Service):
             flow = open_flow(found, wanted.flow)
             if await _is_staged(self._context.store, wanted):
                 return None, AlreadyStaged(wanted.id, flow.revision)
-            if expected_revision != flow.revision:
+            if expected_revision not in (None, flow.revision):
                 raise StaleRevision(f"the graph is at revision {flow.revision}")
-            return await self._staged(flow, now, replace(wanted, unapplied=True))
+            return await self._staged(flow, now, replace(wanted, unapplied=unapplied))
 
         return await self._change(wanted.flow, decide, grows=True)
 
