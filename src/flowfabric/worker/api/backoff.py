@@ -9,8 +9,7 @@ from msgspec.structs import force_setattr
 from flowfabric.core.base.time import parse_span, to_timedelta
 from flowfabric.core.execution.policy import check_retries
 from flowfabric.core.execution.retry import ExponentialBackoff, FixedBackoff, RetryPolicy
-
-Span = str | float | timedelta
+from flowfabric.worker.api.span import Span
 
 
 class Fixed(Struct, frozen=True):

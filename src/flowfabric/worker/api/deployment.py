@@ -12,9 +12,8 @@ from flowfabric.core.base.time import optional_timedelta, parse_span, to_timedel
 from flowfabric.core.execution.frame import MAX_FRAME
 from flowfabric.core.execution.lease import DEFAULT_TTL, MAX_TTL
 from flowfabric.engine.context import EngineOptions
+from flowfabric.worker.api.span import Span
 from flowfabric.worker.run.options import WorkerSettings
-
-Span = str | float | timedelta
 
 
 class Options(EngineOptions, frozen=True, kw_only=True):

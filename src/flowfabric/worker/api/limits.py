@@ -1,7 +1,7 @@
 """Limits: the quotas and budgets of a task, and how an application defines and uses them."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from inspect import Parameter, signature
 from typing import Any
 from uuid import UUID
@@ -57,8 +57,8 @@ from flowfabric.worker.api.limit_info import (
     quota_info,
     quota_usage,
 )
+from flowfabric.worker.api.span import Span
 
-Span = str | float | timedelta
 KeyOf = str | Callable[..., object]
 """The name of a parameter, or a function that is called with the arguments it names."""
 Names = Iterable[str | Use] | Mapping[str, str]

@@ -1,7 +1,7 @@
 """The options of a task and of one submission, checked where they are written."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -28,9 +28,9 @@ from flowfabric.core.limit.quota import name_uses
 from flowfabric.worker.api.backoff import Backoff, Exponential, retry_policy
 from flowfabric.worker.api.hooks import EndHook
 from flowfabric.worker.api.limits import Limits, Names, budgets_of
+from flowfabric.worker.api.span import Span as Span
 
 T = TypeVar("T")
-Span = str | float | timedelta
 
 
 def span_of(value: Span | None, what: str) -> Millis | None:
