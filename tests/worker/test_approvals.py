@@ -452,7 +452,7 @@ async def test_tokens_made_and_taken_back_by_the_application(bench: Bench) -> No
 @pytest.mark.parametrize(
     ("asked", "complaint"),
     [
-        ({"name": ""}, "an approval has a name"),
+        ({"name": ""}, "an approval needs a name"),
         ({"name": "x" * 300}, "approval name"),
         ({"of": 0}, "of must be 1 to"),
         ({"of": True}, "of must be a whole number"),
@@ -460,7 +460,7 @@ async def test_tokens_made_and_taken_back_by_the_application(bench: Bench) -> No
         ({"of": 3, "approvers": ["ada", "bob"]}, "3 of 2 approvers can never approve"),
         ({"approvers": "ada"}, "must be a list of names"),
         ({"approvers": ["ada", "ada"]}, "named twice"),
-        ({"approvers": ["ada", ""]}, "an? approver without a name"),
+        ({"approvers": ["ada", ""]}, "every approver needs a name"),
         ({"approvers": [f"a{n}" for n in range(101)]}, "the limit is 100"),
         ({"about": object()}, "object"),
         ({"about": {1, "a"}}, "set"),

@@ -130,13 +130,13 @@ async def test_signals_that_make_no_sense_are_refused(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("ask", "complaint"),
     [
-        (lambda ctx: ctx.wait_for_signal(""), "a signal has a name"),
+        (lambda ctx: ctx.wait_for_signal(""), "a signal needs a name"),
         (lambda ctx: ctx.wait_for_signal("x" * 257), "signal name"),
         (lambda ctx: ctx.wait_for_signal(7), "signal name"),
         (lambda ctx: ctx.wait_for_signal("go\x00"), "signal name"),
         (lambda ctx: ctx.wait_for_any(), "at least one"),
         (lambda ctx: ctx.wait_for_all(), "at least one"),
-        (lambda ctx: ctx.wait_for_any("a", ""), "a signal has a name"),
+        (lambda ctx: ctx.wait_for_any("a", ""), "a signal needs a name"),
         (lambda ctx: ctx.wait_for_all("a", "a"), "named twice"),
         (lambda ctx: ctx.wait_for_any("a", "a"), "named twice"),
         (lambda ctx: ctx.wait_for_signal("go", timeout="soon"), "timeout is not a duration"),

@@ -54,7 +54,7 @@ async def backup(
 def backup_command(url: str, target: str) -> str:
     """The command of a shell that makes the copy."""
     if dialect_of(url) == "sqlite":
-        raise Invalid("a SQLite store is copied by this command itself; leave --print away")
+        raise Invalid("a SQLite store is copied by this command itself; leave out --print")
     from flowfabric.store.postgres import backup as postgres_backup
 
     return postgres_backup.command_line(url, target)

@@ -321,7 +321,7 @@ def _paced(header: StreamHeader, now: Millis, new: NewFrame) -> StreamHeader:
 
 def _summarised(summary: Summary | None, now: Millis, new: NewFrame) -> Summary:
     if new.patch != MERGE_PATCH:
-        raise Invalid(f"{str(new.patch)[:80]!r} is no kind of patch; {MERGE_PATCH} is")
+        raise Invalid(f"{str(new.patch)[:80]!r} is not a kind of patch; use {MERGE_PATCH}")
     patch = read_patch(new.payload)
     before = summary or Summary(first_applied_at=now)
     document = msgspec.json.encode(merge(read_document(before), patch))

@@ -254,7 +254,7 @@ def check_grace(grace: Span) -> Millis:
         except Invalid as error:
             raise InvalidGrace(error.detail) from None
     if type(grace) is not int or not 0 <= grace <= MAX_GRACE:
-        raise InvalidGrace("a grace period is a whole number of milliseconds, 0 to 2^53 - 1")
+        raise InvalidGrace("a grace period must be a whole number of milliseconds, 0 to 2^53 - 1")
     return Millis(grace)
 
 

@@ -436,7 +436,7 @@ class _Binder:
         if pending.attempt is not None and pending.attempt != self._lease.attempt:
             raise InvalidWaitpoint(f"waitpoint {binding.id} belongs to another attempt")
         if pending.has_expired(self._now):
-            raise WaitpointExpired(f"waitpoint {binding.id} ran out")
+            raise WaitpointExpired(f"waitpoint {binding.id} has expired")
         self.bound.append(waitpoint)
         expires_at = timeout_at if pending.attempt is not None else pending.expires_at
         return replace(pending, expires_at=expires_at)

@@ -104,7 +104,7 @@ class RecordedSteps(Service):
 def _step(step: object) -> str:
     wanted = check_reference(step)
     if isinstance(wanted, int):
-        raise Invalid("a step is named by its name")
+        raise Invalid("name the step by its name, not by a number")
     return wanted
 
 
@@ -119,5 +119,5 @@ def _json(result: object) -> bytes:
     try:
         msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Invalid(f"the result of a step is JSON: {error}") from None
+        raise Invalid(f"the result of a step must be JSON: {error}") from None
     return data

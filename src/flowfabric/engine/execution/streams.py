@@ -183,7 +183,7 @@ class Streams(Service):
         when the stream is closed, or after `block` seconds."""
         last_seen, seconds = parse_after(after), check_seconds(block, "block")
         if seconds > MAX_BLOCK:
-            raise Invalid(f"a tail waits at most {MAX_BLOCK:g} seconds")
+            raise Invalid(f"a tail can wait at most {MAX_BLOCK:g} seconds")
         ask = _ask(id, attempt, (min(last_seen.next, END), END), limit, visibility)
         with self._reader():
             found = await self._reads.put(ask)
@@ -253,7 +253,7 @@ class Streams(Service):
         if self._closed:
             raise Unavailable("the engine is closing")
         if self._readers >= self._context.options.stream_readers:
-            raise Overloaded(f"{self._readers} readers of streams are served", retry_after=1.0)
+            raise Overloaded(f"{self._readers} callers already read streams", retry_after=1.0)
         self._readers += 1
         try:
             yield

@@ -490,7 +490,7 @@ def _after(cursor: object) -> tuple[Millis, UUID] | None:
         case (moment, UUID() as key):
             return check_moment(moment, "cursor"), key
         case _:
-            raise Invalid("a cursor of runs is a pair of moment and uuid")
+            raise Invalid("a cursor of runs must be a pair of moment and uuid")
 
 
 def _moment(value: Millis | None) -> Millis | None:

@@ -404,7 +404,7 @@ class Flows(Service):
         key = parse_uuid(flow, "flow")
         found = known(await find(self._context.store, FLOWS, key), key)
         if found.state is FlowState.CANCELLED:
-            raise FlowTerminal("the flow was cancelled")
+            raise FlowTerminal(f"flow {key} was cancelled, so it cannot be replayed")
         await self._resolver.resolve(key)  # or a late ending skips again what waits again
         plan = plan_replay(*await whole(self._context.store, key))
         for member in plan.members:

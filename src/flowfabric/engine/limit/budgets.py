@@ -207,7 +207,7 @@ class Budgets(Service):
         this lease is gone. Repeating it with the same id reserves nothing more."""
         snapshot, owner = await self._owned(owned)
         if isinstance(enter(snapshot, self._now(), owner), Change):
-            raise LeaseExpired("the lease expired; another worker may take the run over")
+            raise LeaseExpired(f"the lease of {snapshot.run} expired; a worker may take it over")
         names = await self._chosen(snapshot.execution, budgets)
         reservation = self._fresh() if id is None else parse_uuid(id, "reservation")
         asked = Expense(

@@ -184,7 +184,7 @@ def check_channel(name: object) -> str:
     """`name` if something can wait for it."""
     text = check_signal_name(name, "name")
     if not text:
-        raise Invalid("a signal is sent to a name")
+        raise Invalid("a signal needs the name it is sent to")
     return text
 
 
@@ -192,7 +192,7 @@ def check_delivery(delivery: object) -> Delivery:
     """`delivery` if it can be stored; the payload has 256 KiB at most."""
     checked = check_shape(delivery, Delivery, "delivery", spans=("delay", "dedup_ttl"))
     if not check_signal_name(checked.name):
-        raise Invalid("a signal has a name")
+        raise Invalid("a signal needs a name")
     texts = {
         "category": checked.category,
         "source type": checked.source_type,

@@ -537,14 +537,14 @@ def _decision(name: object) -> str:
     """A decision is the name of the signal that makes it."""
     text = check_signal_name(name, "decision")
     if not text:
-        raise Invalid("a decision without a name")
+        raise Invalid("a decision needs a name")
     return text
 
 
 def _named(name: object, what: str) -> str:
     text = check_text(name, what, limit=MAX_NAME)
     if not text:
-        raise Invalid(f"a {what} without a name")
+        raise Invalid(f"every {what} needs a name")
     return text
 
 
@@ -585,5 +585,5 @@ def _suspended(snapshot: Snapshot) -> SuspendedExecution:
 
 def _cursor(after: object) -> tuple[Millis, UUID]:
     if not isinstance(after, tuple) or len(after) != 2:
-        raise Invalid("a cursor of suspended runs is a pair of time and id")
+        raise Invalid("a cursor of suspended runs must be a pair of time and id")
     return check_moment(after[0], "cursor"), ExecutionId(after[1]).uuid

@@ -251,7 +251,7 @@ class Context:
         if (step := inside_step.get()) is not None:
             raise Invalid(f"complete_in was called inside step {step!r}, which is recorded whole")
         if scope.halt.reason == LOST:
-            raise LeaseLost("the lease was lost")
+            raise LeaseLost(f"the lease of run {scope.claim.uuid} was lost")
         scope.check_running()
         return Completion(scope.engine, scope.claim, scope.complete)
 

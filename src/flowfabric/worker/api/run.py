@@ -282,7 +282,7 @@ async def _next(items: AsyncGenerator[T, None]) -> T | None:
 
 def _payload(arguments: Mapping[str, object]) -> bytes:
     if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments):
-        raise Invalid("arguments of a fork are given by name: {'order': 7}")
+        raise Invalid("give the arguments of a fork by name: {'order': 7}")
     return encode(dict(arguments))
 
 

@@ -269,7 +269,7 @@ class WaitsApi:
     def callback(self, name: str = "callback") -> Coroutine[Any, Any, Callback[Any]]:
         """An id and a token to hand out, for one answer from outside that is awaited later."""
         if not check_signal_name(name, "callback name"):
-            raise Invalid("a callback has a name")
+            raise Invalid("a callback needs a name")
         return self._callback(self._place(f"callback-for:{name}"), name)
 
     async def wait_at(self, place: StepPlace, name: str, timeout: Span | None) -> None:
@@ -289,7 +289,7 @@ class WaitsApi:
             raise Invalid("wait for at least one signal")
         for name in wanted:
             if not check_signal_name(name):
-                raise Invalid("a signal has a name")
+                raise Invalid("a signal needs a name")
         if len(set(wanted)) != len(wanted):
             raise Invalid("a signal is named twice")
         snapshot = self._claim.snapshot
@@ -475,7 +475,7 @@ def _derived(snapshot: Snapshot, place: StepPlace, what: str, *more: str) -> UUI
 
 def _terms(name: str, of: int, approvers: Sequence[str], about: object) -> Terms:
     if not check_signal_name(name, "approval name"):
-        raise Invalid("an approval has a name")
+        raise Invalid("an approval needs a name")
     named = tuple(str(each) for each in check_names(approvers, "approvers"))
     check_whole(of, "of", 1, MAX_APPROVERS)
     if named and of > len(named):

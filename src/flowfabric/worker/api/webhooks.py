@@ -149,5 +149,5 @@ def verify_webhook(
     try:
         event = msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise Invalid("the delivery is no event") from None
+        raise Invalid("the body of the delivery is not an event") from None
     return event
