@@ -120,7 +120,7 @@ def test_a_budget_of_a_flow_or_run_is_found_however_its_id_is_written(cli: Cli) 
             "the more limit of tokens",
             2,
         ),
-        (["set", "team", "--more", "tokens=1"], "--more of tokens is given without a soft", 2),
+        (["set", "team", "--more", "tokens=1"], "--more of tokens needs a soft", 2),
         (["set", "team", "--parent", "org"], "budget 'team' cannot get another parent", 2),
         (["set", "x", "--hard", "a=1", "--parent", "org"], "no budget org", 3),
         (

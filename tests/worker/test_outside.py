@@ -104,7 +104,7 @@ async def test_signals_that_make_no_sense_are_refused(bench: Bench) -> None:
     run = await job.submit()
     await bench.work()
     waitpoint = (await fabric.waitpoints(run))[0]
-    with pytest.raises(Invalid, match="has a name"):
+    with pytest.raises(Invalid, match="needs a name"):
         await fabric.signal(run)
     with pytest.raises(Invalid, match="a name"):
         await fabric.signal(run, "")

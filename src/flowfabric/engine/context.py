@@ -80,7 +80,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
         self._check()
 
     def _check(self) -> None:
-        """Raises Invalid if a member is none."""
+        """Raises Invalid if a member makes no sense."""
         _ = self.kept_for, self.grace, self.rank_step
         if self.waitpoint_secret is not None:
             check_text(self.waitpoint_secret, "waitpoint_secret")

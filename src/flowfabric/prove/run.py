@@ -1,4 +1,4 @@
-"""Makes one check after the other, within the time, and leaves nothing behind."""
+"""Runs one check after the other within the time limit, and leaves nothing behind."""
 
 import asyncio
 import platform

@@ -84,8 +84,8 @@ class PastAppend(Struct, frozen=True, array_like=True):
 
 
 class EmitPlace(Struct, frozen=True):
-    """Where a handler emits: in which of its branches, after how many of the branch's calls, and
-    the how manieth time since. A handler that runs again in the same attempt comes to the same
+    """Where a handler emits: in which of its branches, after how many calls of that branch, and how
+    often it has emitted since. A handler that runs again in the same attempt comes to the same
     places in the same order; what it has emitted there is not emitted again."""
 
     branch: str

@@ -1,4 +1,4 @@
-"""Reasons that the state itself tells: it runs, was lost, is suspended, has ended."""
+"""Reasons that the state alone gives: it runs, was lost, is suspended, has ended."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

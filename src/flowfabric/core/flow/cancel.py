@@ -1,4 +1,4 @@
-"""Cancelling a flow: which members it takes along, and what it owes them."""
+"""Cancelling a flow: which members are cancelled with it, and what they are owed."""
 
 from msgspec.structs import replace
 

@@ -66,7 +66,7 @@ class OnSoft(StrEnum):
 
 
 class Limit(Document, frozen=True, kw_only=True):
-    """The limits of one dimension; None or 0 is no limit. `more` is what an approval adds to
+    """The limits of one dimension; None or 0 means no limit. `more` is what an approval adds to
     `soft`."""
 
     hard: int | None = None

@@ -154,7 +154,7 @@ def rotate(
 
 
 def kids(ring: Keyring, now: Millis) -> Kids:
-    """The kids whose tokens are accepted at `now`, those that run out first in front."""
+    """The kids whose tokens are accepted at `now`, the next to run out first."""
     verifying = [
         (kid, key.until)
         for kid, key in ring.keys.items()
@@ -210,7 +210,7 @@ def kid_of(secret: str) -> str:
 
 
 def read_ring(data: bytes | None) -> Keyring:
-    """The stored ring, the empty one if nothing is stored; `Corruption` when it is none."""
+    """The stored ring, the empty one if nothing is stored; `Corruption` when it cannot be read."""
     if data is None:
         return EMPTY_RING
     try:

@@ -340,9 +340,9 @@ def go_on(
     *,
     few: bool = False,
 ) -> "Change[AlreadyMet | NotMet]":
-    """As `suspend` if the request is satisfied already, or if the time of a wait is over that goes
-    on then; otherwise nothing changes. `loaded` has
-    all signals that were kept or the first few of each waitpoint."""
+    """As `suspend` if the request is satisfied already, or if a wait has timed out that the handler
+    goes on after; otherwise nothing changes. `loaded` has all signals that were kept or the first
+    few of each waitpoint."""
     last = _last_in_order(loaded.signals) if few else None
     if last is not None:
         known = [row for row in loaded.signals if row.signal.number <= last]

@@ -76,8 +76,8 @@ def retry_policy(retries: object, backoff: object) -> RetryPolicy:
 
 
 def _timedelta(value: object, what: str) -> Any:
-    """The delay as a timedelta. One that is no delay stays as it is: the task or the step that gets
-    it says what is wrong with it."""
+    """The delay as a timedelta. A value that is not a delay stays as it is: the task or the step
+    that gets it says what is wrong with it."""
     match value:
         case str():
             return to_timedelta(parse_span(value, what))

@@ -108,14 +108,14 @@ class WorkerOptions(WorkerSettings, frozen=True, kw_only=True):
 
 
 def check_options(given: object) -> EngineOptions:
-    """The options of a fabric, also in the engine's own form; Invalid if they are none."""
+    """The options of a fabric, also in the engine's own form; Invalid for anything else."""
     if isinstance(given, EngineOptions):
         return given
     return check_kind_of(given, Options, "options of a fabric")
 
 
 def check_worker_options(given: object) -> WorkerSettings:
-    """The options of a worker, also in its own form; Invalid if they are none."""
+    """The options of a worker, also in its own form; Invalid for anything else."""
     if isinstance(given, WorkerSettings):
         return given
     return check_kind_of(given, WorkerOptions, "options of a worker")

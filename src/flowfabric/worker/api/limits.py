@@ -176,9 +176,9 @@ class LimitsApi:
         smooth: bool = False,
     ) -> DeclaredLimit[QuotaInfo]:
         """Declares a quota: every worker of this application creates it when it starts, or changes
-        it to these limits; `await` does so at once. Tasks use it by name
-        (`quotas=["openai"]`) or with a key (`quotas={"openai": customer}`); limits per key apply to
-        each key separately, and 0 is no limit. `smooth` spreads the starts of a rate evenly."""
+        it to these limits; `await` does so at once. Tasks use it by name (`quotas=["openai"]`) or
+        with a key (`quotas={"openai": customer}`); limits per key apply to each key separately, and
+        0 means no limit. `smooth` spreads the starts of a rate evenly."""
         quota = Quota(
             name=name,
             concurrency=concurrency,

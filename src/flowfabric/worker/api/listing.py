@@ -42,7 +42,7 @@ Tag = str | tuple[str, str] | Mapping[str, str]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """What a list shows of a run. `because` says what it waits for, `failure` is the last one.
-    `run` is the handle with which it is cancelled, replayed or explained."""
+    `run` cancels, replays or explains it."""
 
     id: RunId
     task: str

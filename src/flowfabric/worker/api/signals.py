@@ -128,9 +128,9 @@ class SignalsApi:
         comment: str = "",
         token: Token | str | None = None,
     ) -> Sent:
-        """Approves what a run waits for. With `about` only if that is exactly the thing that is
-        to be approved. The name may be left out if the run waits for one approval. With a token,
-        the target is the id that goes with it (`approval.id`)."""
+        """Approves what a run waits for. With `about`, only if that is exactly what the run asks
+        about. The name may be left out if the run waits for one approval. With a token, the target
+        is the id that goes with it (`approval.id`)."""
         return await self._decide(target, name, APPROVED, approver, about, comment, token)
 
     async def reject(

@@ -102,7 +102,7 @@ class Callback(Generic[T]):
         self, as_type: Any = Any, *, timeout: Span | None = None
     ) -> Coroutine[Any, Any, Any]:
         """The payload of the answer, without a worker slot until it is here; the same whenever it
-        is asked for. No further answer is accepted then, also when the time was over."""
+        is asked for. Afterwards no further answer is accepted, even after a timeout."""
         binding = _binding(self._waitpoint, self._key)
         wanted = _Wanted(Single(self._key), (binding,), "waiting_for_callback", _span(timeout))
         self._place = self._place or self._waits._place(f"callback:{self._key}")
@@ -122,9 +122,10 @@ class Approval:
         return f"Approval({self._asked.name!r}, {self.id})"
 
     async def token(self, approver: str | None = None, *, expires: Span | None = None) -> Token:
-        """A token for one approver and one use; where no approvers are named also one for anyone,
-        whose holders all count as one. The same whenever the handler runs again: `expires` is
-        counted from the first time this very call was made, which is recorded as a step."""
+        """A token for one approver and one use. An approval that names no approvers also has one
+        for anyone, whose holders all count as one. The same whenever the handler runs again:
+        `expires` is counted from the first time this very call was made, which is recorded as a
+        step."""
         waits, named = self._waits, self._asked.terms.approvers
         if named and approver not in named:
             if approver is None:

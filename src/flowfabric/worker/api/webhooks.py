@@ -130,7 +130,7 @@ def verify_webhook(
     tolerance: Span = TOLERANCE,
 ) -> dict[str, Any]:
     """The event in a delivery, for those who receive it. Raises Unauthorized if none of the secrets
-    has signed it, or if that was longer ago than `tolerance`; Invalid if it is no event.
+    has signed it, or if that was longer ago than `tolerance`; Invalid if it is not an event.
 
     `headers` are those of the request, in any spelling, and `body` is exactly what was received. A
     delivery may come twice: its header `FlowFabric-Event-Id` stays the same."""
