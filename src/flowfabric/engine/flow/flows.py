@@ -264,7 +264,8 @@ class Flows(Service):
                 return None, AlreadyStaged(wanted.id, flow.revision)
             if expected_revision not in (None, flow.revision):
                 raise StaleRevision(f"the graph is at revision {flow.revision}")
-            return await self._staged(flow, now, replace(wanted, unapplied=unapplied))
+            new = replace(wanted, unapplied=unapplied)
+            return grow.stage(flow, now, new, *await _ends(self._context.store, flow, new))
 
         return await self._change(wanted.flow, decide, grows=True)
 
@@ -550,14 +551,6 @@ class Flows(Service):
                 raise answer
         return [answer for answer in answers if answer is not None]
 
-    async def _staged(self, flow: Flow, now: Millis, edge: Edge) -> tuple[FlowChange, Staged]:
-        """The flow with one more edge; `CycleDetected` if it would close a circle."""
-        found = await self._context.store.load([edge.upstream, edge.downstream])
-        ends = grow.both_ends(flow, found.get(edge.upstream), found.get(edge.downstream))
-        if await reaches(self._context.store, edge.flow, edge.downstream, edge.upstream):
-            raise CycleDetected("the upstream depends on the downstream already")
-        return grow.stage(flow, now, edge, *ends)
-
 
 async def _exact(store: Store, resolver: FlowResolver, id: UUID) -> Flow | None:
     """The flow; of a sealed one the endings are counted, since one that is over takes nothing, also
@@ -604,6 +597,15 @@ async def _applied(
 async def _find_edge(store: Store, flow: UUID, id: UUID) -> EdgeState | None:
     found = await store.edges(EdgeQuery(flow=flow, ids=(id,)))
     return found[0] if found else None
+
+
+async def _ends(store: Store, flow: Flow, edge: Edge) -> tuple[Snapshot, Snapshot]:
+    """Both ends of a new edge; `CycleDetected` if it would close a circle."""
+    found = await store.load([edge.upstream, edge.downstream])
+    ends = grow.both_ends(flow, found.get(edge.upstream), found.get(edge.downstream))
+    if await reaches(store, edge.flow, edge.downstream, edge.upstream):
+        raise CycleDetected("the upstream depends on the downstream already")
+    return ends
 
 
 async def _is_staged(store: Store, edge: Edge) -> bool:
