@@ -106,7 +106,7 @@ async def test_signals_that_make_no_sense_are_refused(bench: Bench) -> None:
     waitpoint = (await fabric.waitpoints(run))[0]
     with pytest.raises(Invalid, match="needs a name"):
         await fabric.signal(run)
-    with pytest.raises(Invalid, match="a name"):
+    with pytest.raises(Invalid, match="needs the name"):
         await fabric.signal(run, "")
     with pytest.raises(Invalid, match="not int"):
         await fabric.signal(7, "go")  # type: ignore[arg-type]
