@@ -41,6 +41,7 @@ from flowfabric.core.execution.frame import (
     parse_lower,
     parse_upper,
 )
+from flowfabric.core.execution.lease import present
 from flowfabric.core.execution.model import Attempt, Fence, Gate, Snapshot, Waiting
 from flowfabric.core.execution.stream import AppendedFrame, EmitPlace, Summary
 from flowfabric.engine.commit.batch import Batcher
@@ -199,9 +200,7 @@ class Streams(Service):
         key = ExecutionId(id)
         index = check_whole(attempt, "attempt", 0, MAX_INDEX)
         with self._reader():
-            snapshot = await self._load(key)
-            if snapshot is None:
-                raise NotFound("execution", key)
+            await self._present(key)
             found = await self._context.store.streams([(key.uuid, index)])
         stream = found.get((key.uuid, index))
         if stream is None or stream.summary is None:
@@ -327,8 +326,7 @@ def _ask(
 def _found(
     ask: _Ask, snapshot: Snapshot | None, past: Attempt | None, found: FrameRows, now: Millis
 ) -> _Found:
-    if snapshot is None:
-        raise NotFound("execution", ask.id)
+    snapshot = present(snapshot, ask.id)
     query, stream = ask.query, found.stream
     closed = rules.closing(snapshot, query.attempt, past)
     frames, gaps = found.frames, [found.gaps[mode] for mode in query.modes if mode in found.gaps]

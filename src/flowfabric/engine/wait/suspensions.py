@@ -356,9 +356,7 @@ class Suspensions(Service):
         """The open waitpoints of an execution, by id, never with their tokens."""
         wanted = max(1, check_limit(limit, MAX_PAGE))
         cursor = None if after is None else parse_uuid(after, "cursor")
-        snapshot = await self._load(id)
-        if snapshot is None:
-            raise NotFound("execution", id)
+        snapshot = await self._present(id)
         ring, now = await self._context.ring.read(), self._now()
         rows = await self._rows(snapshot)
         shown = {id: _signable(ring, row, now) for id, row in rows.items()}
