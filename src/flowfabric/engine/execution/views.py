@@ -27,7 +27,6 @@ from flowfabric.core.base.numbers import (
 from flowfabric.core.base.text import check_tag, check_text
 from flowfabric.core.base.time import NO_TIME, Millis, check_moment
 from flowfabric.core.execution.attempts import inline_attempts
-from flowfabric.core.execution.cleaning import Cleanup
 from flowfabric.core.execution.failures import FailureGroup, FailureGroups
 from flowfabric.core.execution.grant import grant_at
 from flowfabric.core.execution.granted import Grant
@@ -44,6 +43,7 @@ from flowfabric.core.execution.model import (
     Ready,
     Snapshot,
 )
+from flowfabric.core.execution.outcome import Cleanup
 from flowfabric.core.execution.status import (
     Blocking,
     PublicState,
