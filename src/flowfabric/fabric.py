@@ -15,7 +15,6 @@ from collections.abc import (
 )
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, contextmanager
-from datetime import timedelta
 from functools import partial
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 from uuid import UUID
@@ -59,6 +58,7 @@ from flowfabric.worker.api.registries import (
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.schedules import SchedulesApi, schedule_of
 from flowfabric.worker.api.signals import SignalsApi
+from flowfabric.worker.api.span import Span
 from flowfabric.worker.api.sync import SyncContext
 from flowfabric.worker.api.task import Task, beside, check_function, handler_at, oldest_first
 from flowfabric.worker.api.transactions import TransactionalClient
@@ -77,7 +77,6 @@ M = TypeVar("M", bound=AsyncMiddleware | SyncMiddleware)
 E = TypeVar("E", bound=EndHook)
 LifespanFunction = Callable[["Fabric"], AbstractAsyncContextManager[Any] | AsyncIterator[Any]]
 L = TypeVar("L", bound=LifespanFunction)
-Span = str | float | timedelta
 
 URL_VARIABLE = "FLOWFABRIC_URL"
 TOKEN_VARIABLE = "FLOWFABRIC_TOKEN"  # noqa: S105 - its name, not its value

@@ -109,9 +109,9 @@ def test_a_token_for_a_run_is_wrong_usage(cli: Cli, patient: Patient) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ([], "a signal to a run has a name"),
+        ([], "a signal to a run needs a name"),
         (["paid", "{"], "the payload is not JSON: "),
-        (["paid", "NaN"], "the payload is not JSON: NaN is no number"),
+        (["paid", "NaN"], "the payload is not JSON: NaN is not a number"),
         (["paid", '{"a": 1, "a": 2}'], "the payload is not JSON: a member is named twice"),
         (["paid", "1", "--file", "x"], "the payload is given twice"),
         (["paid", "--file", "nowhere.json"], "the payload cannot be read from nowhere.json: No "),

@@ -111,7 +111,7 @@ def test_a_budget_of_a_flow_or_run_is_found_however_its_id_is_written(cli: Cli) 
     ("words", "complaint", "code"),
     [
         (["set", "x"], "a new budget needs a limit, as --hard tokens=1000", 2),
-        (["set", "team"], "nothing to change is given", 2),
+        (["set", "team"], "give something to change, such as --hard tokens=1000", 2),
         (["set", "team", "--hard", "5"], "--hard is a dimension and a number such as", 2),
         (["set", "team", "--hard", "a=x"], "--hard of a is a whole number, not 'x'", 2),
         (["set", "team", "--hard", "a=1", "--hard", "a=2"], "--hard names a twice", 2),
@@ -120,7 +120,7 @@ def test_a_budget_of_a_flow_or_run_is_found_however_its_id_is_written(cli: Cli) 
             "the more limit of tokens",
             2,
         ),
-        (["set", "team", "--more", "tokens=1"], "--more of tokens is given without a soft", 2),
+        (["set", "team", "--more", "tokens=1"], "--more of tokens needs a soft", 2),
         (["set", "team", "--parent", "org"], "budget 'team' cannot get another parent", 2),
         (["set", "x", "--hard", "a=1", "--parent", "org"], "no budget org", 3),
         (

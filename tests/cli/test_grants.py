@@ -97,7 +97,7 @@ def test_the_best_run_of_a_lane_is_reserved(cli: Cli, run: str) -> None:
     words = ("grants", "next", "--lane", "default", "--worker", "ada")
     assert cli.json(*words)["id"] == better
     assert cli.json(*words)["id"] == run
-    assert cli.complaint(*words, code=1) == "no run waits that this worker can run"
+    assert cli.complaint(*words, code=1) == "no waiting run fits this worker"
 
 
 def test_a_grant_that_cannot_be_given_says_why(cli: Cli, run: str) -> None:

@@ -64,4 +64,4 @@ def test_what_is_asked_wrongly(cli: Cli, told: str) -> None:
     cli("run", "stream", NOBODY, code=3)
     cli("run", "stream", told, "--attempt", "0", code=2)
     cli("run", "stream", told, "--attempt", "9", code=3)
-    assert "no cursor" in cli.complaint("run", "stream", told, "--after", "x", code=2)
+    assert "not a cursor" in cli.complaint("run", "stream", told, "--after", "x", code=2)

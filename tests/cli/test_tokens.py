@@ -96,7 +96,7 @@ def test_a_rotation_prints_the_new_secret(store: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "complaint"),
     [
-        (["create", "CI", "--scope", "read"], 2, "the name of a token is 1 to 64 lower-case"),
+        (["create", "CI", "--scope", "read"], 2, "the name of a token must be 1 to 64 lower-case"),
         (["create", "anonymous", "--scope", "read"], 2, "no token can have the name anonymous"),
         (
             ["create", "ci", "--scope", "read", "--expires", "soon"],

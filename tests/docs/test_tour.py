@@ -1,14 +1,11 @@
-"""The tour names files and functions that exist, and a run passes them in that order."""
+"""A run passes the stops of the tour in their order."""
 
-import ast
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
-
-import pytest
 
 from flowfabric import testing
 from tests.docs.pages import ROOT, blocks_of, run_block
@@ -31,14 +28,6 @@ def test_the_stops_are_numbered_and_few() -> None:
     numbers = [int(number) for number, _, _ in _STOP.findall(TEXT)]
     assert numbers == list(range(1, len(numbers) + 1))
     assert 0 < len(numbers) <= MOST_STOPS
-
-
-@pytest.mark.parametrize(("file", "name"), NAMED, ids=[f"{f}::{n}" for f, n in NAMED])
-def test_the_tour_names_what_exists(file: str, name: str) -> None:
-    path = SOURCE / file
-    assert path.is_file(), f"{file} is gone: docs/design/tour.md names {name} in it"
-    found = sorted(functions_of(ast.parse(path.read_text("utf-8"))))
-    assert name in found, f"{file} has no {name}, which docs/design/tour.md names; it has {found}"
 
 
 async def test_a_run_passes_the_stops_in_this_order() -> None:
@@ -76,11 +65,3 @@ def calls() -> Iterator[list[Place]]:
     finally:
         sys.setprofile(before)
         called += found
-
-
-def functions_of(node: ast.AST, prefix: str = "") -> Iterator[str]:
-    for member in ast.iter_child_nodes(node):
-        if isinstance(member, ast.ClassDef):
-            yield from functions_of(member, f"{prefix}{member.name}.")
-        elif isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield f"{prefix}{member.name}"

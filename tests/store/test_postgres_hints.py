@@ -217,7 +217,7 @@ async def test_a_direct_address_without_a_server_is_named(
     [
         ("", "host:port"),
         ("ada@db", "host:port"),
-        ("db:0", "'0' is no port"),
+        ("db:0", "'0' is not a port"),
         ("https%3A%2F%2Fdb", "begins with postgresql"),
     ],
 )

@@ -431,7 +431,7 @@ async def test_a_damaged_row_is_named(source: tuple[str, World], target: str) ->
     with sqlite3.connect(source[0].removeprefix("sqlite:///")) as database:
         database.execute("insert into deadline (id, at) values (x'0102', 5)")
     database.close()
-    with pytest.raises(Corruption, match=r"deadline .* id is no uuid"):
+    with pytest.raises(Corruption, match=r"deadline .* id is not a uuid"):
         await promote(source[0], target)
 
 

@@ -5,13 +5,13 @@ import time
 from typing import Any
 
 from flowfabric import Context, Fabric, Fail, Retry, SyncContext
-from flowfabric.core.execution.retry import Fixed
+from flowfabric.core.execution.retry import FixedBackoff
 
 SHORT = "200ms"
 LONG = 2.0
 """Seconds a handler takes that is to be given up before."""
 
-AT_ONCE: dict[str, Any] = {"backoff": Fixed(delay=0)}
+AT_ONCE: dict[str, Any] = {"backoff": FixedBackoff(delay=0)}
 
 
 async def returns() -> dict[str, int]:

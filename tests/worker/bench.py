@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from flowfabric.core.base.errors import Unavailable
 from flowfabric.core.base.time import Millis, to_datetime
-from flowfabric.core.execution.retry import Fixed
+from flowfabric.core.execution.retry import FixedBackoff
 from flowfabric.core.execution.step import Step
 from flowfabric.engine.engine import Engine
 from flowfabric.fabric import Fabric
@@ -22,9 +22,11 @@ from flowfabric.worker.run.executor import Executor
 from flowfabric.worker.run.loop import Worker
 from flowfabric.worker.run.options import WorkerOptions
 
+T = TypeVar("T")
+
 TTL = Millis(30_000)
 
-AGAIN: dict[str, Any] = {"retries": 9, "backoff": Fixed(delay=0)}
+AGAIN: dict[str, Any] = {"retries": 9, "backoff": FixedBackoff(delay=0)}
 """Options of a task that is retried at once."""
 
 
@@ -128,6 +130,11 @@ async def working(fabric: Fabric, **options: Any) -> AsyncIterator[Worker]:
         worker.stop()
         worker.stop()
         await asyncio.wait_for(running, 60)
+
+
+async def gather_results(runs: list[Run[T]], timeout: float | None = None) -> list[T]:
+    """The results of many runs, in order."""
+    return await asyncio.gather(*(run.result(timeout) for run in runs))
 
 
 async def renew_now(worker: Worker) -> None:

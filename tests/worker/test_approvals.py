@@ -132,7 +132,7 @@ async def test_an_approver_decides_once_and_a_stranger_never(bench: Bench) -> No
     for stranger in ("mallory", ""):
         with pytest.raises(NotAllowed, match="not one of the approvers"):
             await fabric.approve(run, "deploy", approver=stranger)
-    with pytest.raises(NotAllowed, match="none of approved, rejected"):
+    with pytest.raises(NotAllowed, match="not one of approved, rejected"):
         await fabric.signal(run, "deploy", "yes")
     with pytest.raises(NotFound, match="approval release"):
         await fabric.approve(run, "release", approver="ada")
@@ -244,7 +244,7 @@ async def test_only_an_approval_can_be_approved(bench: Bench) -> None:
     with pytest.raises(NotFound, match="approval paid"):
         await fabric.approve(run, "paid", approver="ada")
     (open_one,) = await fabric.waitpoints(run)
-    with pytest.raises(NotAllowed, match="no approval"):
+    with pytest.raises(NotAllowed, match="not an approval"):
         await fabric.approve(f"{run.id}/{open_one.id}", approver="ada")
     await fabric.signal(run, "deploy", "early")
     await fabric.signal(run, "paid", 7)
@@ -454,7 +454,7 @@ async def test_tokens_made_and_taken_back_by_the_application(bench: Bench) -> No
 @pytest.mark.parametrize(
     ("asked", "complaint"),
     [
-        ({"name": ""}, "an approval has a name"),
+        ({"name": ""}, "an approval needs a name"),
         ({"name": "x" * 300}, "approval name"),
         ({"of": 0}, "of must be 1 to"),
         ({"of": True}, "of must be a whole number"),
@@ -462,7 +462,7 @@ async def test_tokens_made_and_taken_back_by_the_application(bench: Bench) -> No
         ({"of": 3, "approvers": ["ada", "bob"]}, "3 of 2 approvers can never approve"),
         ({"approvers": "ada"}, "must be a list of names"),
         ({"approvers": ["ada", "ada"]}, "named twice"),
-        ({"approvers": ["ada", ""]}, "approver without a name"),
+        ({"approvers": ["ada", ""]}, "every approver needs a name"),
         ({"approvers": [f"a{n}" for n in range(101)]}, "the limit is 100"),
         ({"about": object()}, "object"),
         ({"about": {1, "a"}}, "set"),

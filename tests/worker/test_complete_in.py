@@ -129,7 +129,7 @@ async def test_a_handler_that_raises_after_the_commit_changes_nothing(
         assert await bench.work() == 1
     assert await run.result() == "sold"
     (record,) = caplog.records
-    assert record.message == f"{run.id} is completed; its handler raised afterwards"
+    assert record.message == f"run {run.id} is completed; its handler raised afterwards"
     assert "too late" in caplog.text
 
 

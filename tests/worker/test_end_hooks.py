@@ -185,7 +185,7 @@ async def test_an_expired_run_is_a_failure_and_a_cancelled_one_is_not(
 @pytest.mark.parametrize("name", ["on_success", "on_failure"])
 async def test_what_is_no_function_is_refused(bench: Bench, name: str) -> None:
     options: dict[str, Any] = {name: "later"}
-    with pytest.raises(Invalid, match=f"{name} is a function, not str"):
+    with pytest.raises(Invalid, match=f"{name} must be a function, not str"):
         bench.fabric.task(**options)
     with pytest.raises(Invalid, match="a function is needed"):
         bench.fabric.on_attempt_end("later")  # type: ignore[type-var]

@@ -122,13 +122,13 @@ async def test_a_failing_start_up_stops_the_worker(fabric: Fabric, log: Log) -> 
 async def test_what_returns_no_context_manager_is_refused(fabric: Fabric) -> None:
     async def lifespan(fabric: Fabric) -> None: ...
 
-    with pytest.raises(Invalid, match="yields once"):
+    with pytest.raises(Invalid, match="must yield once"):
         fabric.lifespan(lifespan)  # type: ignore[type-var]
     fabric.lifespan(lambda fabric: 7)  # type: ignore[type-var]
     worker = await fabric.worker()
-    with pytest.raises(StartupFailed, match="returns an async context manager, not int"):
+    with pytest.raises(StartupFailed, match="must return an async context manager, not int"):
         await worker.run()
-    with pytest.raises(Invalid, match="a lifespan is a function, not int"):
+    with pytest.raises(Invalid, match="a lifespan must be a function, not int"):
         Fabric("sqlite://:memory:", lifespan=7)  # type: ignore[arg-type]
 
 

@@ -134,10 +134,10 @@ async def test_a_key_is_an_argument_or_a_function_of_them(bench: Bench) -> None:
         ({"concurrency": True}, "concurrency"),
         ({"concurrency": 1.5}, "concurrency"),
         ({"concurrency": 1, "concurrency_key": "x"}, "job: concurrency_key 'x' is not a parameter"),
-        ({"concurrency": 1, "concurrency_key": 7}, "is the name of a parameter or a function"),
+        ({"concurrency": 1, "concurrency_key": 7}, "must be the name of a parameter or a function"),
         ({"rate": "1/s", "rate_key": lambda m: m}, "job: rate_key takes 'm', not a parameter"),
-        ({"concurrency_key": "n"}, "job: concurrency_key is given without a concurrency"),
-        ({"concurrency": 1, "rate_key": "n"}, "job: rate_key is given without a rate"),
+        ({"concurrency_key": "n"}, "job: concurrency_key needs a concurrency"),
+        ({"concurrency": 1, "rate_key": "n"}, "job: rate_key needs a rate"),
         ({"worker_concurrency": 0}, "worker_concurrency must be 1 to"),
         ({"quotas": "api"}, "quotas must be a list of names or a mapping"),
         ({"quotas": [""]}, "the name of a quota must be printable text"),
@@ -170,7 +170,7 @@ async def test_a_key_that_cannot_be_is_refused_by_submit(bench: Bench) -> None:
     async def odd(n: int) -> None: ...
 
     for key in (None, True, 1.5, ["a"]):
-        with pytest.raises(Invalid, match="the key of a limit is text, a number or a UUID"):
+        with pytest.raises(Invalid, match="a key of a limit must be text, a number or a UUID"):
             await job.submit(key)
     with pytest.raises(Invalid, match="the limit is 256"):
         await job.submit("x" * 257)
@@ -345,9 +345,9 @@ async def test_a_budget_of_a_namespace_or_run_holds_without_being_named(bench: B
     [
         ({"tokens": -1}, "the hard limit of tokens"),
         ({"tokens": 1.5}, "the hard limit of tokens"),
-        ({"more": {"tokens": 5}}, "more of tokens is given without a soft limit of it"),
-        ({"tokens": 5, "on_hard": "stop"}, "on_hard is one of refuse, cancel_pending, suspend"),
-        ({"tokens": 5, "scope": "team"}, "scope is one of organisation, tenant, namespace"),
+        ({"more": {"tokens": 5}}, "more of tokens needs a soft limit of tokens"),
+        ({"tokens": 5, "on_hard": "stop"}, "on_hard must be one of refuse, cancel_pending"),
+        ({"tokens": 5, "scope": "team"}, "scope must be one of organisation, tenant, namespace"),
         ({"tokens": 5, "scope": "flow", "scope_id": "x"}, "needs the id of the flow, not 'x'"),
         ({"tokens": 5, "scope": "run"}, "a budget of a run needs its id"),
         ({"tokens": 5, "every": "soon"}, "every is not a duration"),

@@ -104,9 +104,9 @@ async def test_signals_that_make_no_sense_are_refused(bench: Bench) -> None:
     run = await job.submit()
     await bench.work()
     waitpoint = (await fabric.waitpoints(run))[0]
-    with pytest.raises(Invalid, match="has a name"):
+    with pytest.raises(Invalid, match="needs a name"):
         await fabric.signal(run)
-    with pytest.raises(Invalid, match="a name"):
+    with pytest.raises(Invalid, match="needs the name"):
         await fabric.signal(run, "")
     with pytest.raises(Invalid, match="not int"):
         await fabric.signal(7, "go")  # type: ignore[arg-type]
@@ -130,13 +130,13 @@ async def test_signals_that_make_no_sense_are_refused(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("ask", "complaint"),
     [
-        (lambda ctx: ctx.wait_for_signal(""), "a signal has a name"),
+        (lambda ctx: ctx.wait_for_signal(""), "a signal needs a name"),
         (lambda ctx: ctx.wait_for_signal("x" * 257), "signal name"),
         (lambda ctx: ctx.wait_for_signal(7), "signal name"),
         (lambda ctx: ctx.wait_for_signal("go\x00"), "signal name"),
         (lambda ctx: ctx.wait_for_any(), "at least one"),
         (lambda ctx: ctx.wait_for_all(), "at least one"),
-        (lambda ctx: ctx.wait_for_any("a", ""), "a signal has a name"),
+        (lambda ctx: ctx.wait_for_any("a", ""), "a signal needs a name"),
         (lambda ctx: ctx.wait_for_all("a", "a"), "named twice"),
         (lambda ctx: ctx.wait_for_any("a", "a"), "named twice"),
         (lambda ctx: ctx.wait_for_signal("go", timeout="soon"), "timeout is not a duration"),

@@ -18,11 +18,10 @@ import pytest
 from flowfabric import Fabric, PublicState, Run, RunFailed, Submission
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.registry import Marked
-from flowfabric.worker.api.run import gather_results
 from tests.kit.damage import run_sql
 from tests.worker import handlers
 from tests.worker.apps.shop import Shop
-from tests.worker.bench import until
+from tests.worker.bench import gather_results, until
 
 ROOT = Path(__file__).parents[2]
 TTL = 300

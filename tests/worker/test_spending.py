@@ -174,7 +174,7 @@ async def test_amounts_that_make_no_sense_are_refused_at_once(bench: Bench) -> N
     await bench.work()
     told = await run.result()
     assert told[0] == "no amount is given"
-    assert told[-1] == "a dimension is a word such as tokens or cost_cents"
+    assert told[-1] == "a dimension must be a word such as tokens or cost_cents"
     with pytest.raises(NotFound):
         await bench.fabric.spend("nope", tokens=1)
 

@@ -21,9 +21,8 @@ from flowfabric import (
 )
 from flowfabric.core.execution.policy import Policy
 from flowfabric.core.execution.retry import FixedBackoff
-from flowfabric.worker.api.run import gather_results
 from flowfabric.worker.api.task import Mode
-from tests.worker.bench import Bench
+from tests.worker.bench import Bench, gather_results
 
 
 @pytest.fixture

@@ -21,10 +21,9 @@ from flowfabric import (
 )
 from flowfabric.core.base.time import Millis
 from flowfabric.store.hints import Nudge
-from flowfabric.worker.api.run import gather_results
 from flowfabric.worker.run.slots import ClaimRequest, Slots
 from tests.worker import handlers
-from tests.worker.bench import Bench, Log, Wire, renew_now, until, working
+from tests.worker.bench import Bench, Log, Wire, gather_results, renew_now, until, working
 
 
 class Gauge:

@@ -120,5 +120,5 @@ def _current_context() -> Context | None:
         return None
     found = make_context()
     if not isinstance(found, Context):
-        raise Invalid("an agent of Pydantic AI runs in a task that is a coroutine")
+        raise Invalid("an agent of Pydantic AI needs a task that is a coroutine function")
     return found

@@ -60,11 +60,11 @@ class ToolOptions(Struct, frozen=True, kw_only=True):
         if self.approval_timeout is not None:
             parse_span(self.approval_timeout, "approval_timeout")
         if not isinstance(self.approval, bool) and not callable(self.approval):
-            raise Invalid("approval is True, False or a function of the arguments")
+            raise Invalid("approval must be True, False or a function of the arguments")
         if isinstance(self.reserve, Mapping):
             amounts_of(self.reserve, {})
         elif self.reserve is not None and not callable(self.reserve):
-            raise Invalid("reserve is amounts by dimension, or a function of the arguments")
+            raise Invalid("reserve must be amounts by dimension, or a function of the arguments")
         if self.reserve is None and (self.settle is not None or self.budget is not None):
             raise Invalid("a tool that settles, or names a budget, needs reserve")
 

@@ -52,5 +52,5 @@ class Toolbox:
 
 def _named(name: str, arguments: object) -> dict[str, Any]:
     if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
-        raise Invalid(f"the arguments of tool {name!r} are an object with one member per parameter")
+        raise Invalid(f"tool {name!r} needs an object with one member per parameter")
     return dict(arguments)

@@ -136,7 +136,7 @@ def _named(run: str, words: list[str]) -> tuple[str | None, str | None]:
     if "/" in run and len(words) < 2:
         return None, words[0] if words else None
     if not words:
-        raise usage("a signal to a run has a name")
+        raise usage("a signal to a run needs a name")
     return words[0], words[1] if len(words) == 2 else None
 
 

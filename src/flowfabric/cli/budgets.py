@@ -247,7 +247,7 @@ async def set_budget(  # noqa: PLR0913 - the options are the interface
     if not new.limits and old is None:
         raise usage("a new budget needs a limit, as --hard tokens=1000")
     if not changes:
-        raise usage("nothing to change is given")
+        raise usage("give something to change, such as --hard tokens=1000")
     await engine.budgets.define(new)
     stored = await engine.budgets.get(name)
     word = "made" if old is None else "changed"
@@ -276,7 +276,7 @@ def _limits(
         changes = {kind: limits[name] for kind, limits in given.items() if name in limits}
         limit = replace(old.limits.get(name) or Limit(), **changes)
         if limit.soft is None and changes.get("more") is not None:
-            raise usage(f"--more of {name} is given without a soft limit of it")
+            raise usage(f"--more of {name} needs a soft limit of {name}")
         if limit.soft is None:
             limit = replace(limit, more=None)
         if limit != Limit():

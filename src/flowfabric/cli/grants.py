@@ -140,7 +140,7 @@ async def issue_next(  # noqa: PLR0913 - the options are the interface
         notes=GrantNotes(admission_summary=admission_summary),
     )
     if granted is None:
-        raise CommandError("no run waits that this worker can run", ExitCode.FAILED, "no_work")
+        raise CommandError("no waiting run fits this worker", ExitCode.FAILED, "no_work")
     _print_grant(screen, granted)
 
 

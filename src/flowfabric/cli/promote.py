@@ -12,7 +12,7 @@ from flowfabric.cli.command import check_exists
 from flowfabric.cli.format import number_of
 from flowfabric.cli.json import document
 from flowfabric.cli.output import Screen
-from flowfabric.store.promote import Progress, PromotionOptions, promote
+from flowfabric.store.promote import OnProgress, PromotionOptions, promote
 
 Source = Annotated[str, Argument(metavar="SOURCE", help="The store that is moved, as a URL.")]
 Target = Annotated[str, Argument(metavar="TARGET", help="The empty store it is moved to.")]
@@ -54,7 +54,7 @@ async def promote_store(
 
 
 @contextmanager
-def _bars(screen: Screen) -> Iterator[Progress]:
+def _bars(screen: Screen) -> Iterator[OnProgress]:
     """One bar for each table, for people at a terminal."""
     if not screen.is_watched:
         yield lambda what, done, total: None

@@ -14,7 +14,7 @@ from flowfabric.cli.errors import CommandError
 from flowfabric.cli.json import Document
 from flowfabric.cli.output import Cells, Screen
 from flowfabric.prove.report import WORDS, CheckResult, ProofReport, markdown
-from flowfabric.prove.run import Progress, prove, seconds_of
+from flowfabric.prove.run import OnProgress, prove, seconds_of
 
 
 async def prove_store(
@@ -100,7 +100,7 @@ def _write(path: Path, text: str) -> None:
 
 
 @contextmanager
-def _bar(screen: Screen) -> Iterator[Progress]:
+def _bar(screen: Screen) -> Iterator[OnProgress]:
     """Which check is made, for people at a terminal."""
     if not screen.is_watched:
         yield lambda what, done, total: None

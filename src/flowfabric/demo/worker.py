@@ -1,9 +1,9 @@
 """A worker process of the demo: one slot, and a short lease so that a crash is noticed soon."""
 
 import asyncio
-import sys
 
 from flowfabric.demo.tasks import fabric
+from flowfabric.worker.run.exit import when_parent_ends
 from flowfabric.worker.run.options import WorkerSettings
 
 LEASE = "2s"
@@ -20,12 +20,5 @@ async def _work(name: str) -> None:
     async with fabric:
         worker = await fabric.worker(options)
         worker.handle_signals()
-        # The demo holds the other end: when it is gone, however it ended, so is the worker.
-        loop, stdin = asyncio.get_running_loop(), sys.stdin.fileno()
-
-        def parent_gone() -> None:
-            loop.remove_reader(stdin)
-            worker.stop()
-
-        loop.add_reader(stdin, parent_gone)
+        when_parent_ends(worker.stop)
         await worker.run()

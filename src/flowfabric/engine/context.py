@@ -23,6 +23,7 @@ from flowfabric.core.base.text import check_namespace, check_tag, check_text
 from flowfabric.core.base.time import NO_TIME, Millis, Span, check_span
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.frame import MAX_FRAME
+from flowfabric.core.execution.lease import present
 from flowfabric.core.execution.model import RANK_STEP, Flags, Snapshot
 from flowfabric.core.execution.sweep_filter import SweepFilter
 from flowfabric.core.flow.model import Flow
@@ -80,7 +81,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
         self._check()
 
     def _check(self) -> None:
-        """Raises Invalid if a member is none."""
+        """Raises Invalid if a member makes no sense."""
         _ = self.kept_for, self.grace, self.rank_step
         if self.waitpoint_secret is not None:
             check_text(self.waitpoint_secret, "waitpoint_secret")
@@ -176,6 +177,10 @@ class Service:
         """The execution, None if there is none of that very id (partition included)."""
         key = ExecutionId(id)
         return exactly(await self._context.inbox.find(key.uuid), key)
+
+    async def _present(self, id: str) -> Snapshot:
+        """The execution; NotFound if there is none."""
+        return present(await self._load(id), id)
 
     async def _load_settled(self, id: str) -> Snapshot | None:
         """The same after a look at its quotas, if it has just come to wait for them."""

@@ -5,10 +5,10 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import NotFound
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.text import check_lane, check_namespace
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.lease import present
 from flowfabric.core.execution.model import (
     Active,
     Ended,
@@ -74,9 +74,7 @@ class Explain(Service):
         """Everything that keeps an execution from running, beginning with what must change first.
         One that runs or has ended has a reason as well."""
         await self._let_in()  # entries of the inbox may be ahead of it
-        snapshot = await self._load_settled(id)
-        if snapshot is None:
-            raise NotFound("execution", id)
+        snapshot = present(await self._load_settled(id), id)
         return await _RunLook(self._context.store, self._budget_gate, self._now()).explain(snapshot)
 
     async def lane(self, lane: str, namespace: str | None = None) -> LaneExplanation:

@@ -313,4 +313,4 @@ def _cursor(after: object, namespace: str | None) -> tuple[str, str]:
         case (place, instance):
             return check_text(place, "cursor"), check_text(instance, "cursor")
         case _:
-            raise Invalid("a cursor of workers is a pair of namespace and instance")
+            raise Invalid("a cursor of workers must be a pair of namespace and instance")

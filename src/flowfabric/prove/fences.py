@@ -1,4 +1,4 @@
-"""What is checked with claims in the hand: who may change a run, and who may not any more."""
+"""What is checked with claims: who may change a run, and who may no longer do so."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

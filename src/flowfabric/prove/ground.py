@@ -1,8 +1,7 @@
 """The proving ground: a namespace of its own in the user's store, left as it was found.
 
-Every run has a short retention of its own. The engines here keep all others as long as can be,
-because the retention that the application has configured for them is not known here.
-"""
+Every run has a short retention of its own. The engines here keep all others as long as possible,
+because the retention that the application has configured for them is not known here."""
 
 import asyncio
 import secrets

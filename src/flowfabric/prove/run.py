@@ -1,4 +1,4 @@
-"""Makes one check after the other, within the time, and leaves nothing behind."""
+"""Runs one check after the other within the time limit, and leaves nothing behind."""
 
 import asyncio
 import platform
@@ -30,7 +30,7 @@ LONG = 120.0
 LEAST_PATIENCE = 60.0
 """Seconds that a single wait may take at least: a busy machine is slow, not wrong."""
 
-Progress = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 
 
 class Promise(Struct, frozen=True):
@@ -55,7 +55,7 @@ PROMISES = (
 
 
 async def prove(
-    url: str, seconds: float, progress: Progress, promises: Sequence[Promise] = PROMISES
+    url: str, seconds: float, progress: OnProgress, promises: Sequence[Promise] = PROMISES
 ) -> ProofReport:
     """Tries the promises on the store at `url`, for about as long as `seconds`."""
     if not is_server(url) and dialect_of(url) == "sqlite":

@@ -19,6 +19,7 @@ from flowfabric.fabric import Fabric
 from flowfabric.prove.ground import Place
 from flowfabric.worker.api.context import Context
 from flowfabric.worker.api.task import Task
+from flowfabric.worker.run.exit import when_parent_ends
 
 LANE = "crash"
 STEPS = ("reserve", "charge", "pack", "ship", "thank")
@@ -93,13 +94,7 @@ async def main(folder: str, lease: str, stay: str | None = None) -> None:
         order_task(place, fabric, home, stay)
         worker = await fabric.worker(place.settings(LANE, 5, Millis(int(lease))))
         worker.handle_signals()
-        loop, stdin = asyncio.get_running_loop(), sys.stdin.fileno()
-
-        def parent_gone() -> None:
-            loop.remove_reader(stdin)
-            worker.stop()
-
-        loop.add_reader(stdin, parent_gone)
+        when_parent_ends(worker.stop)
         await worker.run()
 
 

@@ -119,7 +119,7 @@ class RemoteClient:
             case Failed(error):
                 raise error
             case StillOpen():
-                raise Unavailable("the server has left the call open")
+                raise Unavailable("the server did not answer the call in time")
 
     async def greet(self) -> None:
         """Asks the server for its clock and its database."""

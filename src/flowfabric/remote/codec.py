@@ -310,7 +310,7 @@ def _enum(cls: type[Enum]) -> Shape:
         try:
             return cls(plain)
         except (ValueError, TypeError):
-            raise Misfit(f"{plain!r:.80} is no {cls.__name__}") from None
+            raise Misfit(f"{plain!r:.80} is not a {cls.__name__}") from None
 
     def reads(plain: Any) -> bool:
         try:

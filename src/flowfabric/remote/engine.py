@@ -87,7 +87,7 @@ class RemoteService:
         name = f"{self._name}.{method}"
         if name not in OPERATIONS:
             if hasattr(SERVICES[self._name], method):
-                raise Invalid(f"{name} needs the database: it is not done through a server")
+                raise Invalid(f"{name} needs the database: it cannot be called through a server")
             raise AttributeError(name)
         call = partial(self._call, method)
         self.__dict__[method] = call

@@ -137,7 +137,7 @@ def encode_plain(value: Any) -> bytes:
 
 
 def decode_plain(data: bytes) -> Any:
-    """The plain data in a message; `Misfit` if it is none."""
+    """The plain data in a message; `Misfit` if it cannot be read."""
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -213,7 +213,7 @@ def read_request(data: bytes) -> CallRequest:
         case [[*calls], bool(tried), None | float() | int() as patience] if len(calls) <= MAX_CALLS:
             return CallRequest([_read_call(each) for each in calls], tried, patience)
         case _:
-            raise Misfit("this is no request for operations of the engine")
+            raise Misfit("this is not a request for operations of the engine")
 
 
 def _read_call(plain: Any) -> RemoteCall:
@@ -221,7 +221,7 @@ def _read_call(plain: Any) -> RemoteCall:
         case [UUID() as id, str(name), dict(arguments)]:
             return RemoteCall(id, name, arguments)
         case _:
-            raise Misfit("this is no call")
+            raise Misfit("this is not a call")
 
 
 def write_reply(reply: CallReply) -> bytes:
@@ -245,7 +245,7 @@ def read_reply(data: bytes) -> CallReply:
             read = [_read_answer(each) for each in answers]
             return CallReply(read, Millis(now), suspects, lanes)
         case _:
-            raise Misfit("this is no answer of a FlowFabric server")
+            raise Misfit("this is not an answer of a FlowFabric server")
 
 
 def _read_answer(plain: Any) -> CallAnswer:

@@ -33,7 +33,8 @@ BudgetPath = FromPath[UuidText]
 
 
 class CreateBudget(Struct, kw_only=True):
-    """`dimensions`, `hard_limits` and `soft_limits` belong together by position; 0 is no limit."""
+    """`dimensions`, `hard_limits` and `soft_limits` belong together by position; 0 means no
+    limit."""
 
     scope_type: str
     scope_id: str

@@ -375,7 +375,7 @@ async def execution_result(
 ) -> Response[bytes]:
     """The exact bytes of the result. 404 if there is none, or none yet: `wait` waits for it."""
     if encoding not in (None, "raw", "base64"):
-        raise Invalid("encoding is raw or base64")
+        raise Invalid("encoding must be raw or base64")
     key, engine = read_id(id), engine_of(request)
     caller = caller_of(request)
     sees = caller.sees_all or caller.sees(await engine.views.namespace(key) or "")

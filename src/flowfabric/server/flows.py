@@ -268,7 +268,7 @@ _KINDS = {SUCCESS_ONLY: On.SUCCESS, **{str(on): on for on in On}}
 def _dependency(kind: str) -> On:
     """Which ending of the upstream a kind of dependency asks for."""
     if kind not in _KINDS:
-        raise InvalidGraph(f"dependency_kind is one of {', '.join(_KINDS)}")
+        raise InvalidGraph(f"dependency_kind must be one of {', '.join(_KINDS)}")
     return _KINDS[kind]
 
 

@@ -311,7 +311,7 @@ def _policy(data: EdgeGroupPolicy) -> JoinPolicy:
     try:
         rest = Rest(data.on_satisfied)
     except ValueError:
-        raise Invalid("on_satisfied is cancel_remaining or let_run") from None
+        raise Invalid("on_satisfied must be cancel_remaining or let_run") from None
     match data.kind:
         case "all_of":
             return AllOf()
@@ -322,7 +322,7 @@ def _policy(data: EdgeGroupPolicy) -> JoinPolicy:
         case "quorum":
             raise Invalid("a quorum needs k")
         case _:
-            raise Invalid("kind is all_of, any_of or quorum")
+            raise Invalid("kind must be all_of, any_of or quorum")
 
 
 HANDLERS = [

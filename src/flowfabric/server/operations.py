@@ -274,7 +274,7 @@ class LoadedClaims:
         if wanted is not Claim:
             return FencedExecution(held.id, held.owner)
         await self._engine.claims.renew_as(held.id, held.owner, held.ttl, record=False)
-        raise Unavailable("the lease changed in this moment")
+        raise Unavailable("the lease has just changed; send the call again")
 
     async def _load(self, held: HeldClaim) -> Claim | None:
         found = (await self._engine.views.load([held.id.uuid])).get(held.id.uuid)

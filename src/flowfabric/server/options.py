@@ -255,7 +255,7 @@ def _bracketed(host: str) -> str:
             raise ValueError
         return str(IPv6Address(host[1:-1]))
     except ValueError:
-        raise Invalid("what is in brackets is no IPv6 address") from None
+        raise Invalid("the text in brackets is not an IPv6 address") from None
 
 
 def _host(host: str) -> str:

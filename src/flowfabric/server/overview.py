@@ -1,4 +1,4 @@
-"""The whole at a glance: counts, failures, what waits for people, what this server can do."""
+"""The store at a glance: counts, failures, what waits for people, what this server can do."""
 
 import asyncio
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""One answer about the whole, shared by all who ask within a second.
+"""One answer about the whole store, shared by all who ask within a second.
 
 Ten open dashboards must not cost the store ten times as much. Throughput and durations come from
 events, each read once per process; queues from one statement; what changes slowly (failures,

@@ -17,7 +17,7 @@ from flowfabric.server.wire import U64, Now, Tagged, UuidText, fit, optional_uui
 
 
 class CreateQuota(Struct, kw_only=True):
-    """0 is no limit; a window of 0 is a minute."""
+    """0 means no limit; a window of 0 is a minute."""
 
     window_seconds: U64
     max_requests_per_window: U64

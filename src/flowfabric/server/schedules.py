@@ -80,7 +80,7 @@ def _schedule(name: str, data: NewSchedule) -> Schedule:
     try:
         catch_up = CatchUp(data.catch_up)
     except ValueError:
-        raise Invalid(f"catch_up is one of {', '.join(CatchUp)}") from None
+        raise Invalid(f"catch_up must be one of {', '.join(CatchUp)}") from None
     return Schedule(
         name=name,
         kind=data.execution_kind,

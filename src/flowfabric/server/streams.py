@@ -235,7 +235,7 @@ def _resume(given: str | None, attempt: int | None) -> tuple[int, str]:
     if not colon:
         return attempt or 0, cursor
     if not _is_number(index) or len(index) > 9 or attempt not in (None, int(index)):
-        raise Invalid(f"{given[:80]!r} is no place in this stream")
+        raise Invalid(f"{given[:80]!r} is not a cursor of this stream")
     return int(index), cursor
 
 

@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl
 from uuid import UUID
 
 import msgspec
-from litestar import Request, Response
+from litestar import Response
 from litestar.dto import AbstractDTO
 from litestar.openapi.spec import Reference, Schema
 from litestar.typing import FieldDefinition
@@ -336,12 +336,6 @@ def respond(
 
 def empty(status: int = 204) -> Response[Any]:
     return Response(content=None, status_code=status)
-
-
-def ignored_fields(request: Request[Any, Any, Any]) -> list[str]:
-    """The fields of the body that this route does not know."""
-    found: list[str] = request.scope.get(IGNORED, [])  # type: ignore[assignment]
-    return found
 
 
 def refuse(status: int, detail: str) -> NoReturn:

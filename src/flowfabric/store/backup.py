@@ -9,7 +9,7 @@ from msgspec import Struct
 from flowfabric.core.base.errors import Invalid, Unavailable
 from flowfabric.store.open import dialect_of
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """How much is copied, and of how much."""
 
 
@@ -38,7 +38,7 @@ def ignore_progress(done: int, total: int) -> None:
 
 
 async def backup(
-    url: str, target: str, *, overwrite: bool = False, progress: Progress = ignore_progress
+    url: str, target: str, *, overwrite: bool = False, progress: OnProgress = ignore_progress
 ) -> Backup:
     """Makes a copy of the store at `url` as it is at this moment. The file appears under its name
     when it is whole and was checked; an existing one is replaced only with `overwrite`."""
@@ -54,7 +54,7 @@ async def backup(
 def backup_command(url: str, target: str) -> str:
     """The command of a shell that makes the copy."""
     if dialect_of(url) == "sqlite":
-        raise Invalid("a SQLite store is copied by this command itself; leave --print away")
+        raise Invalid("a SQLite store is copied by this command itself; leave out --print")
     from flowfabric.store.postgres import backup as postgres_backup
 
     return postgres_backup.command_line(url, target)

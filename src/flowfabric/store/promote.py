@@ -25,7 +25,7 @@ from flowfabric.store.sqlite.copy import open_fresh, open_side
 TRACES = frozenset({"duty", "presence", "route", "worker", META})
 """What a process leaves in a store in which nothing was ever submitted."""
 
-Progress = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 """What is done (`copying ready`, `checking ready`), how many rows of it are, and of how many."""
 
 
@@ -56,7 +56,7 @@ class PromotionOptions(Struct, frozen=True):
 
     force: bool = False
     start_over: bool = False
-    progress: Progress = lambda what, done, all: None
+    progress: OnProgress = lambda what, done, all: None
 
 
 async def promote(
@@ -92,7 +92,7 @@ async def promote(
 class _Move:
     """One promotion under way."""
 
-    def __init__(self, source: Side, target: Side, begun: Promotion, progress: Progress) -> None:
+    def __init__(self, source: Side, target: Side, begun: Promotion, progress: OnProgress) -> None:
         self._source = source
         self._target = target
         self._noted = begun
@@ -143,7 +143,7 @@ class _Move:
         return MovedTable(table.name, found.rows, found.hex)
 
 
-async def _digest(side: Side, table: TableLayout, progress: Progress | None = None) -> Digest:
+async def _digest(side: Side, table: TableLayout, progress: OnProgress | None = None) -> Digest:
     digest = Digest()
     total = await side.count(table)
     async for rows in _moving(side, table):

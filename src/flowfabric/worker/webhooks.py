@@ -110,7 +110,7 @@ class SharedSession:
                 async with answer as response:
                     return int(response.status), str(response.headers.get("Retry-After", ""))
         except self._http.InvalidURL:
-            raise Fail(f"{url} is no URL") from None
+            raise Fail(f"{url} is not a URL") from None
         except (self._http.ClientError, OSError, TimeoutError) as error:
             why = str(error) or type(error).__name__
             raise Retry(f"{url} did not answer: {why}") from error

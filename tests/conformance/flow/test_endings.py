@@ -1,7 +1,7 @@
 """What the endings of members leave behind: outbox entries and settled edges; and when
 they are forgotten."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
 
@@ -19,8 +19,6 @@ from flowfabric.core.flow.join import Edge, EdgeState, Join, JoinState
 from flowfabric.core.flow.model import Flow, FlowChange, FlowState
 from flowfabric.core.flow.outbox import SIBLING, OutboxEntry, OutboxKind
 from flowfabric.core.wait.model import DedupRecord, Loaded, Needs
-from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import Store
 from flowfabric.store.queries import FlowQuery, MembersOf
 from flowfabric.store.rows.record import FLOWS
 from tests.kit.lab import TTL
@@ -40,13 +38,6 @@ from tests.store.flow_bench import (
 )
 
 DAY = 86_400_000
-
-
-@pytest.fixture
-async def bench(store: Store, clock: ManualClock) -> AsyncIterator[Bench]:
-    await store.migrate()
-    yield Bench(store, clock)
-    await store.close()
 
 
 # -- outbox entries come with endings

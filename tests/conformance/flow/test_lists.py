@@ -1,10 +1,8 @@
 """Flows looked at: lists of flows, edges in pages, members and how many are in which state."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
 
-import pytest
 from msgspec.structs import replace
 
 from flowfabric.core.execution import operator
@@ -13,8 +11,6 @@ from flowfabric.core.execution.model import Flags, Gate, Outcome, Ready, Snapsho
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.core.flow.model import Flow, FlowChange, FlowState, changed
-from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import Store
 from flowfabric.store.queries import EdgeQuery, FlowQuery, MembersOf
 from tests.kit.lab import TTL
 from tests.kit.situations import suspension
@@ -32,13 +28,6 @@ from tests.store.flow_bench import (
 )
 
 MANY = 2_000
-
-
-@pytest.fixture
-async def bench(store: Store, clock: ManualClock) -> AsyncIterator[Bench]:
-    await store.migrate()
-    yield Bench(store, clock)
-    await store.close()
 
 
 # -- flows

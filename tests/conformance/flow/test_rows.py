@@ -1,7 +1,7 @@
 """What is kept of flows: the flow itself, its edges and members; written whole or not at all."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,8 +22,6 @@ from flowfabric.core.flow.model import (
     changed,
 )
 from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
-from flowfabric.store.clock import ManualClock
-from flowfabric.store.contract import Store
 from flowfabric.store.open import open_store
 from flowfabric.store.queries import FlowQuery, MembersOf, Renewal
 from flowfabric.store.rows.record import FLOWS
@@ -42,14 +40,6 @@ from tests.store.flow_bench import (
     touch,
     uuid_of,
 )
-
-
-@pytest.fixture
-async def bench(store: Store, clock: ManualClock) -> AsyncIterator[Bench]:
-    await store.migrate()
-    yield Bench(store, clock)
-    await store.close()
-
 
 # -- round trips
 

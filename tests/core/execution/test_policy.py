@@ -28,8 +28,8 @@ from flowfabric.core.execution.policy import (
 )
 from flowfabric.core.execution.retry import (
     Category,
-    Exponential,
-    Fixed,
+    ExponentialBackoff,
+    FixedBackoff,
     RetryPolicy,
     backoff_delay,
 )
@@ -107,10 +107,10 @@ def test_a_retry_policy_that_says_little_keeps_the_default_backoff() -> None:
     """E-T021"""
     assert parse_policy({"retry_policy": {}}).retry_policy == RetryPolicy()
     assert parse_policy({"retry_policy": {"max_retries": 5}}).retry_policy == RetryPolicy(
-        max_retries=5, backoff=Exponential(1000, 60_000, 2.0, False)
+        max_retries=5, backoff=ExponentialBackoff(1000, 60_000, 2.0, False)
     )
     fixed = parse_policy({"retry_policy": {"backoff": {"type": "fixed", "delay_ms": 5}}})
-    assert fixed.retry_policy == RetryPolicy(backoff=Fixed(5))
+    assert fixed.retry_policy == RetryPolicy(backoff=FixedBackoff(5))
 
 
 def test_members_have_the_documented_names() -> None:
@@ -119,7 +119,7 @@ def test_members_have_the_documented_names() -> None:
     assert msgspec.json.decode(write_policy(policy)) == FULL
     assert policy.retry_policy == RetryPolicy(
         max_retries=7,
-        backoff=Exponential(10, 20, 3.0, True),
+        backoff=ExponentialBackoff(10, 20, 3.0, True),
         retryable_categories=(Category.TIMEOUT, Category.TRANSIENT),
     )
     assert (policy.attempt_timeout, policy.execution_deadline, policy.reclaim_cap) == (1, 2, 3)

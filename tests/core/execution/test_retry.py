@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from flowfabric.core.base.time import MAX_SPAN
 from flowfabric.core.execution.retry import (
     Category,
-    Exponential,
-    Fixed,
+    ExponentialBackoff,
+    FixedBackoff,
     RetryPolicy,
     backoff_delay,
     may_retry,
@@ -14,19 +14,19 @@ from flowfabric.core.execution.retry import (
 
 chances = st.floats(0, 1, exclude_max=True)
 backoffs = st.builds(
-    Exponential,
+    ExponentialBackoff,
     initial=st.integers(0, MAX_SPAN),
     maximum=st.integers(0, MAX_SPAN),
     multiplier=st.floats(0, 1000, exclude_min=True),
     jitter=st.booleans(),
-) | st.builds(Fixed, delay=st.integers(0, MAX_SPAN), jitter=st.booleans())
+) | st.builds(FixedBackoff, delay=st.integers(0, MAX_SPAN), jitter=st.booleans())
 
 
 def test_a_retry_policy_retries_three_times_with_growing_delays() -> None:
     """E-T021"""
     policy = RetryPolicy()
     assert policy.max_retries == 3
-    assert policy.backoff == Exponential(1000, 60_000, 2.0, False)
+    assert policy.backoff == ExponentialBackoff(1000, 60_000, 2.0, False)
     assert policy.retryable_categories == ()
 
 
@@ -39,21 +39,24 @@ def test_the_delay_doubles_up_to_its_maximum(retries: int, delay: int) -> None:
 
 
 def test_a_fixed_delay_stays_the_same() -> None:
-    assert [backoff_delay(RetryPolicy(backoff=Fixed(250)), n, 0.5) for n in (0, 9)] == [250, 250]
-    assert Fixed().delay == 1000
+    policy = RetryPolicy(backoff=FixedBackoff(250))
+    assert [backoff_delay(policy, n, 0.5) for n in (0, 9)] == [250, 250]
+    assert FixedBackoff().delay == 1000
 
 
 def test_a_whole_multiplier_is_as_good_as_any() -> None:
-    policy = RetryPolicy(backoff=Exponential(multiplier=2))
+    policy = RetryPolicy(backoff=ExponentialBackoff(multiplier=2))
     assert backoff_delay(policy, 2**40, 0.0) == 60_000
 
 
 def test_a_delay_of_nothing_stays_nothing() -> None:
-    assert backoff_delay(RetryPolicy(backoff=Exponential(initial=0)), 10**9, 0.0) == 0
+    assert backoff_delay(RetryPolicy(backoff=ExponentialBackoff(initial=0)), 10**9, 0.0) == 0
 
 
-@pytest.mark.parametrize("backoff", [Fixed(1000, jitter=True), Exponential(jitter=True)])
-def test_jitter_shortens_by_up_to_a_half(backoff: Fixed | Exponential) -> None:
+@pytest.mark.parametrize(
+    "backoff", [FixedBackoff(1000, jitter=True), ExponentialBackoff(jitter=True)]
+)
+def test_jitter_shortens_by_up_to_a_half(backoff: FixedBackoff | ExponentialBackoff) -> None:
     policy = RetryPolicy(backoff=backoff)
     assert backoff_delay(policy, 0, 0.0) == 500
     assert backoff_delay(policy, 0, 0.5) == 750
@@ -62,9 +65,9 @@ def test_jitter_shortens_by_up_to_a_half(backoff: Fixed | Exponential) -> None:
 
 @given(backoffs, st.integers(0, 10**30), chances)
 def test_a_delay_is_never_negative_nor_above_its_maximum(
-    backoff: Fixed | Exponential, retries: int, jitter: float
+    backoff: FixedBackoff | ExponentialBackoff, retries: int, jitter: float
 ) -> None:
-    limit = backoff.delay if isinstance(backoff, Fixed) else backoff.maximum
+    limit = backoff.delay if isinstance(backoff, FixedBackoff) else backoff.maximum
     delay = backoff_delay(RetryPolicy(backoff=backoff), retries, jitter)
     assert type(delay) is int
     assert 0 <= delay <= limit

@@ -1,8 +1,7 @@
 """Audit records: administrative acts that change no run, such as a new token or a new key.
 
-What operators do to runs is in the events of those runs (`detail["by"]`). These records are only
-ever added, and deleted when they are old.
-"""
+What operators do to runs is in the events of those runs (`detail["by"]`). These records are never
+changed, only added, and deleted when they are old."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -249,8 +249,8 @@ def check_token_name(name: object) -> str:
     """`name` if a token can have it."""
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise Invalid(
-            "the name of a token is 1 to 64 lower-case letters, digits, dots and hyphens, such as "
-            "ci-deploy"
+            "the name of a token must be 1 to 64 lower-case letters, digits, dots and hyphens, "
+            "such as ci-deploy"
         )
     return name
 
@@ -333,7 +333,7 @@ def check_trusted(text: object) -> str:
     found = None if text == "" else _presented(text)
     if found is None:
         del text
-        raise Invalid(f"a token is ASCII text of at most {MAX_PRESENTED} characters")
+        raise Invalid(f"a token must be ASCII text of at most {MAX_PRESENTED} characters")
     return found.digest
 
 
@@ -416,7 +416,7 @@ def _new_name(name: object) -> str:
 
 def _namespaces(given: tuple[object, ...]) -> tuple[str, ...]:
     if not 1 <= len(given) <= MAX_NAMESPACES:
-        raise Invalid(f"a token is limited to 1 to {MAX_NAMESPACES} namespaces, or to none")
+        raise Invalid(f"give 1 to {MAX_NAMESPACES} namespaces, or none for a token that sees all")
     return tuple(sorted({check_namespace(namespace) for namespace in given}))
 
 

@@ -71,7 +71,7 @@ def check_flag(value: object, what: str) -> bool:
 def check_one_of(value: object, words: frozenset[str], what: str) -> str:
     """`value` if it is one of these words."""
     if not isinstance(value, str) or value not in words:
-        raise Invalid(f"{what} is one of {', '.join(sorted(words))}")
+        raise Invalid(f"{what} must be one of {', '.join(sorted(words))}")
     return value
 
 
@@ -82,7 +82,7 @@ def check_word(value: object, words: type[E], what: str) -> E:
             return words(value)
     known = ", ".join(words)
     shown = repr(value)[:80] if isinstance(value, str) else type(value).__name__
-    raise Invalid(f"{what} is one of {known}, not {shown}")
+    raise Invalid(f"{what} must be one of {known}, not {shown}")
 
 
 def check_kind_of(value: object, kind: type[T], what: str) -> T:

@@ -18,7 +18,6 @@ from flowfabric.core.base.errors import NotEligible
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change, unchanged
-from flowfabric.core.execution.cleaning import Cleanup
 from flowfabric.core.execution.ending import end, event_of
 from flowfabric.core.execution.event import ENDING_KINDS, Event, EventKind
 from flowfabric.core.execution.gate import admit
@@ -45,6 +44,7 @@ from flowfabric.core.execution.model import (
     Suspended,
     Waiting,
 )
+from flowfabric.core.execution.outcome import Cleanup
 from flowfabric.core.execution.status import PublicState, public_state
 
 

@@ -151,7 +151,7 @@ def decided_at(record: Recorded) -> UUID | None:
 
 
 def carry(cut: StepCut, generation: int, known: KnownWaits) -> tuple[Step, ...]:
-    """The kept steps for another run or generation. Waits take along what they have received."""
+    """The kept steps for another run or generation. Waits keep what they have received."""
     return tuple(_carried(row, generation, known) for row in cut.kept)
 
 
@@ -168,7 +168,7 @@ def _carried(row: StepRow, generation: int, known: KnownWaits) -> Step:
 
 
 def cut_replay(change: "Change[T]", cut: StepCut | None, known: KnownWaits) -> "Change[T | None]":
-    """A replay that keeps only the steps of the cut; None for an answer if the run has changed
+    """A replay that keeps only the steps of the cut; the answer is None if the run has changed
     since the cut was made. Without a cut it is the replay as it is."""
     before, after = change.before, change.after
     if cut is None or before is None or after is None:

@@ -108,7 +108,7 @@ def parse_cursor(text: object) -> int | None:
         data = b""
     seq = int.from_bytes(data[1:], "big")
     if seq > MAX_CURSOR or encode_cursor(seq) != given:
-        raise Invalid(f"{given[:80]!r} is no cursor of events")
+        raise Invalid(f"{given[:80]!r} is not a cursor of events")
     return seq
 
 

@@ -98,7 +98,7 @@ def _cursor_text(cursor: object) -> str:
 def _concrete(text: str, seq: int) -> FrameId:
     match = _CONCRETE.fullmatch(text) if len(text) <= 40 else None
     if match is None:
-        raise Invalid(f"{text[:80]!r} is no cursor: start, end, <ms> or <ms>-<seq>")
+        raise Invalid(f"{text[:80]!r} is not a cursor: start, end, <ms> or <ms>-<seq>")
     found = FrameId(int(match[1]), seq if match[2] is None else int(match[2]))
     if max(found.ms, found.seq) > MAX_CURSOR:
         raise Invalid(f"the numbers of cursor {text!r} are too large")

@@ -24,11 +24,10 @@ from flowfabric.core.base.ids import (
     lane_partition,
 )
 from flowfabric.core.base.time import Millis, earliest
-from flowfabric.core.execution.cleaning import Cleanup
 from flowfabric.core.execution.granted import GivenAttempt, Grant, GrantKind
 from flowfabric.core.execution.mismatch import CodeBlock
 from flowfabric.core.execution.outcome import AttemptOutcome as AttemptOutcome
-from flowfabric.core.execution.outcome import CloseReason
+from flowfabric.core.execution.outcome import Cleanup, CloseReason
 from flowfabric.core.execution.outcome import Outcome as Outcome
 from flowfabric.core.execution.outcome import Start as Start
 from flowfabric.core.execution.policy import DEFAULT_POLICY, DEFAULT_RECLAIM_CAP, Policy

@@ -2,6 +2,12 @@
 
 from enum import IntEnum, StrEnum
 
+from flowfabric.core.base.document import Document
+from flowfabric.core.base.time import Millis
+
+CLEANUP_TIME = Millis(30_000)
+"""How long a clean-up may take unless the task says otherwise."""
+
 
 class Outcome(IntEnum):
     SUCCESS = 0
@@ -13,6 +19,16 @@ class Outcome(IntEnum):
     def __bool__(self) -> bool:
         """True for every ending, including success, whose number is zero."""
         return True
+
+
+class Cleanup(Document, frozen=True, kw_only=True, omit_defaults=True):
+    """A clean-up that is going on: the run ends with `outcome` when its handler has cleaned up, at
+    `until` at the latest. It began at `since`, while the lease with this `epoch` was the last."""
+
+    since: Millis
+    until: Millis
+    epoch: int
+    outcome: Outcome = Outcome.CANCELLED
 
 
 class Start(IntEnum):

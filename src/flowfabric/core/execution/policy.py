@@ -19,7 +19,7 @@ from flowfabric.core.base.errors import Invalid, InvalidPolicy
 from flowfabric.core.base.numbers import check_whole
 from flowfabric.core.base.text import check_size
 from flowfabric.core.base.time import MAX_MILLIS, MAX_SPAN, Millis
-from flowfabric.core.execution.cleaning import CLEANUP_TIME
+from flowfabric.core.execution.outcome import CLEANUP_TIME
 from flowfabric.core.execution.retry import (
     Count,
     ExponentialBackoff,

@@ -101,9 +101,6 @@ class ExponentialBackoff(Document, frozen=True, tag_field="type", tag="exponenti
 
 
 Backoff = FixedBackoff | ExponentialBackoff
-#: The same under the names that policies have for them.
-Fixed = FixedBackoff
-Exponential = ExponentialBackoff
 
 
 class RetryPolicy(Document, frozen=True):

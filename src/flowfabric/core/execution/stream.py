@@ -84,8 +84,8 @@ class PastAppend(Struct, frozen=True, array_like=True):
 
 
 class EmitPlace(Struct, frozen=True):
-    """Where a handler emits: in which of its branches, after how many of the branch's calls, and
-    the how manieth time since. A handler that runs again in the same attempt comes to the same
+    """Where a handler emits: in which of its branches, after how many calls of that branch, and how
+    often it has emitted since. A handler that runs again in the same attempt comes to the same
     places in the same order; what it has emitted there is not emitted again."""
 
     branch: str
@@ -326,7 +326,7 @@ def _paced(header: StreamHeader, now: Millis, new: NewFrame) -> StreamHeader:
 
 def _summarised(summary: Summary | None, now: Millis, new: NewFrame) -> Summary:
     if new.patch != MERGE_PATCH:
-        raise Invalid(f"{str(new.patch)[:80]!r} is no kind of patch; {MERGE_PATCH} is")
+        raise Invalid(f"{str(new.patch)[:80]!r} is not a kind of patch; use {MERGE_PATCH}")
     patch = read_patch(new.payload)
     before = summary or Summary(first_applied_at=now)
     document = msgspec.json.encode(merge(read_document(before), patch))

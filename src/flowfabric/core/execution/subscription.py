@@ -56,7 +56,7 @@ def check_name(value: object, what: str = "subscription") -> str:
     """The name of a subscription or webhook: 1 to 256 bytes of printable text."""
     text = check_text(value, f"the name of a {what}", limit=MAX_NAME)
     if not text or not text.isprintable():
-        raise Invalid(f"the name of a {what} is printable and not empty")
+        raise Invalid(f"the name of a {what} must be printable and not empty")
     return text
 
 

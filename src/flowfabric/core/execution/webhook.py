@@ -101,18 +101,18 @@ def check_url(value: object) -> str:
     except ValueError as error:
         raise Invalid(f"the URL of a webhook cannot be read: {error}") from None
     if parts.scheme not in ("http", "https"):
-        raise Invalid("the URL of a webhook begins with http:// or https://")
+        raise Invalid("the URL of a webhook must begin with http:// or https://")
     if not host:
-        raise Invalid("the URL of a webhook names no host")
+        raise Invalid("the URL of a webhook must name a host")
     if "@" in parts.netloc or parts.fragment:
-        raise Invalid("the URL of a webhook has neither credentials nor a fragment")
+        raise Invalid("the URL of a webhook must have neither credentials nor a fragment")
     return text
 
 
 def check_secret(value: object) -> str:
     text = check_text(value, "the secret of a webhook", limit=MAX_SECRET)
     if len(text) < MIN_SECRET or not text.isprintable():
-        raise Invalid(f"the secret of a webhook has at least {MIN_SECRET} printable characters")
+        raise Invalid(f"the secret of a webhook needs at least {MIN_SECRET} printable characters")
     return text
 
 

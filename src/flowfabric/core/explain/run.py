@@ -1,4 +1,4 @@
-"""Why an execution does not run: a tree of reasons out of its state and what is around it.
+"""Why an execution does not run: a tree of reasons, from its state and what surrounds it.
 
 Asked of the same rules that decide: `gate.closed` for the gates, `release.Room` for quotas,
 `budget.exhausted` for budgets, `routing.missing` for workers. There is no second copy of any rule,

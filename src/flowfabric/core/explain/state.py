@@ -1,12 +1,12 @@
-"""Reasons that the state itself tells: it runs, was lost, is suspended, has ended."""
+"""Reasons that the state alone gives: it runs, was lost, is suspended, has ended."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 from uuid import UUID
 
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.cleaning import Cleanup
 from flowfabric.core.execution.model import Ended, Flags, Hold, Lease, Lost, Snapshot, Suspended
+from flowfabric.core.execution.outcome import Cleanup
 from flowfabric.core.explain.reasons import Reason, ReasonCode
 from flowfabric.core.explain.sentences import because
 from flowfabric.core.wait.condition.codec import read_condition

@@ -1,4 +1,4 @@
-"""Cancelling a flow: which members it takes along, and what it owes them."""
+"""Cancelling a flow: which members are cancelled with it, and what they are owed."""
 
 from msgspec.structs import replace
 
@@ -19,7 +19,7 @@ def check_cancel_policy(policy: object) -> CancelPolicy:
     try:
         return CancelPolicy(str(policy))
     except ValueError:
-        raise Invalid(f"a policy is one of {', '.join(CancelPolicy)}") from None
+        raise Invalid(f"the policy of a cancel must be one of {', '.join(CancelPolicy)}") from None
 
 
 def takes_members_along(flow: Flow) -> bool:

@@ -78,9 +78,9 @@ def check_graph(graph: object) -> Graph:
     for part in (checked.nodes, checked.links):
         check_kind_of(part, tuple, "nodes and links of a graph")
     if not checked.nodes:
-        raise InvalidGraph("a flow has at least one member")
+        raise InvalidGraph("a flow needs at least one member")
     if len(checked.nodes) > MAX_NODES or len(checked.links) > MAX_LINKS:
-        raise InvalidGraph(f"at most {MAX_NODES} members and {MAX_LINKS} edges")
+        raise InvalidGraph(f"a flow has at most {MAX_NODES} members and {MAX_LINKS} edges")
     keys = _check_nodes(checked)
     incoming = dict.fromkeys(keys, 0)
     for link in checked.links:
@@ -105,7 +105,7 @@ def check_policy(policy: object, n: int, key: str) -> JoinPolicy:
                 raise InvalidGraph(f"{key!r} needs {k} of {n} upstreams")
             return policy
         case _:
-            raise InvalidGraph(f"{key!r}: a join is AllOf, AnyOf or Quorum")
+            raise InvalidGraph(f"{key!r}: a join must be AllOf, AnyOf or Quorum")
 
 
 def plan(flow: UUID, graph: Graph, now: Millis) -> Plan:
@@ -152,11 +152,11 @@ def _check_nodes(graph: Graph) -> set[str]:
     for node in graph.nodes:
         check_kind_of(node, GraphNode, "node")
         if not check_text(node.key, "key of a member", limit=MAX_NAME):
-            raise InvalidGraph("a member without a key")
+            raise InvalidGraph("every member of a flow needs a key")
         if node.key in keys:
             raise InvalidGraph(f"two members are called {node.key!r}")
         if check_kind_of(node.submission, Submission, "submission").key is not None:
-            raise InvalidGraph(f"{node.key!r}: a member of a flow has no idempotency key")
+            raise InvalidGraph(f"{node.key!r}: a member of a flow cannot have an idempotency key")
         keys.add(node.key)
     return keys
 
@@ -169,14 +169,14 @@ def _check_link(link: GraphEdge, keys: set[str]) -> None:
         raise SelfEdge(f"{link.upstream!r} waits for itself")
     for key in (link.upstream, link.downstream):
         if key not in keys:
-            raise NotInFlow(f"{key!r} is no member of the flow")
+            raise NotInFlow(f"{key!r} is not a member of the flow")
     check_on(link.on, link.input)
 
 
 def check_on(on: object, input: object) -> None:
     """What an edge asks of its upstream, and under which name it passes the result."""
     if not isinstance(on, str) or on not in _CONDITIONS:
-        raise InvalidGraph(f"{on!r} is none of {', '.join(On)}")
+        raise InvalidGraph(f"on must be one of {', '.join(On)}, not {on!r}")
     if input is not None:
         check_text(input, "input", limit=MAX_REASON)
 

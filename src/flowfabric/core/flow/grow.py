@@ -14,7 +14,6 @@ from flowfabric.core.base.errors import (
     AlreadyInFlow,
     Invalid,
     InvalidGraph,
-    NotFound,
     NotInFlow,
     SelfEdge,
 )
@@ -22,6 +21,7 @@ from flowfabric.core.base.ids import ANYWHERE, ExecutionId, flow_partition, is_h
 from flowfabric.core.base.numbers import check_kind_of, check_whole
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change, unchanged
+from flowfabric.core.execution.lease import present
 from flowfabric.core.execution.model import Ended, Flags, Gate, Snapshot, Waiting
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.submission import Creation
@@ -99,8 +99,7 @@ def join(
     flow: Flow, now: Millis, snapshot: Snapshot | None, id: ExecutionId
 ) -> tuple[FlowChange | None, Added | AlreadyMember]:
     """Makes an execution a member, in any state; one that has ended is counted at once."""
-    if snapshot is None:
-        raise NotFound("execution", id)
+    snapshot = present(snapshot, id)
     id, home = snapshot.execution.id, snapshot.execution.flow
     check_home(flow.id, id)
     if home not in (None, flow.id) and not is_home(home):

@@ -38,7 +38,7 @@ class FlowState(StrEnum):
 
 
 class CancelPolicy(StrEnum):
-    """Which members a cancelled flow takes along: every one that has not ended, those that never
+    """Which members are cancelled with their flow: every one that has not ended, those that never
     started, or none."""
 
     ALL = "cancel_all"

@@ -1,4 +1,4 @@
-"""What is said of a flow as a whole: its header and its members together.
+"""The status of a flow as a whole: its header and its members together.
 
 The header of a flow that takes members for ever (`eager`) stays open, also when all of them have
 ended. Nothing here is stored, so nothing can disagree.

@@ -66,7 +66,7 @@ class OnSoft(StrEnum):
 
 
 class Limit(Document, frozen=True, kw_only=True):
-    """The limits of one dimension; None or 0 is no limit. `more` is what an approval adds to
+    """The limits of one dimension; None or 0 means no limit. `more` is what an approval adds to
     `soft`."""
 
     hard: int | None = None
@@ -260,7 +260,7 @@ def check_budget_names(names: object) -> tuple[str, ...]:
 def check_dimension(name: object) -> str:
     text = check_text(name, "a dimension", limit=64)
     if not text or any(character.isspace() or not character.isprintable() for character in text):
-        raise Invalid("a dimension is a word such as tokens or cost_cents")
+        raise Invalid("a dimension must be a word such as tokens or cost_cents")
     return text
 
 

@@ -1,5 +1,6 @@
 """The budget gate: an execution that was claimed although its budget is used up goes back and
-waits, and so do those that stand in the way of others in the search for one to grant."""
+waits. One that a search for an execution to grant finds first waits as well, so that the search
+reaches the others."""
 
 from msgspec.structs import replace
 

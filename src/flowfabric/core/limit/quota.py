@@ -68,7 +68,7 @@ Uses = tuple[Use, ...]
 
 
 class Quota(Document, frozen=True, kw_only=True):
-    """A named set of limits; None or 0 is no limit. Limits per key apply to each key separately.
+    """A named set of limits; None or 0 means no limit. Limits per key apply to each key separately.
     Admissions after `since` happened under these limits."""
 
     name: str = ""

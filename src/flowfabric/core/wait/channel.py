@@ -135,7 +135,7 @@ def decide_at(
     """The same at the waitpoint that the delivery names."""
     waitpoint = loaded.waitpoints.get(delivery.waitpoint)
     if waitpoint is not None and waitpoint.terms is None:
-        raise NotAllowed("what is waited for here is no approval")
+        raise NotAllowed("this waitpoint is not an approval")
     change = deliver(snapshot, now, loaded, delivery)
     return _with_decision(
         change, present(snapshot), delivery, loaded.waitpoints[delivery.waitpoint]

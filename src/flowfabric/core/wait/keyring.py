@@ -154,7 +154,7 @@ def rotate(
 
 
 def kids(ring: Keyring, now: Millis) -> Kids:
-    """The kids whose tokens are accepted at `now`, those that run out first in front."""
+    """The kids whose tokens are accepted at `now`, the next to run out first."""
     verifying = [
         (kid, key.until)
         for kid, key in ring.keys.items()
@@ -210,7 +210,7 @@ def kid_of(secret: str) -> str:
 
 
 def read_ring(data: bytes | None) -> Keyring:
-    """The stored ring, the empty one if nothing is stored; `Corruption` when it is none."""
+    """The stored ring, the empty one if nothing is stored; `Corruption` when it cannot be read."""
     if data is None:
         return EMPTY_RING
     try:
@@ -254,7 +254,7 @@ def check_grace(grace: Span) -> Millis:
         except Invalid as error:
             raise InvalidGrace(error.detail) from None
     if type(grace) is not int or not 0 <= grace <= MAX_GRACE:
-        raise InvalidGrace("a grace period is a whole number of milliseconds, 0 to 2^53 - 1")
+        raise InvalidGrace("a grace period must be a whole number of milliseconds, 0 to 2^53 - 1")
     return Millis(grace)
 
 

@@ -59,7 +59,7 @@ def match_signal(
     suspension: Suspension, signal: Signal, dedup: Mapping[bytes, DedupRecord]
 ) -> SignalMatch:
     """Offers a signal to every arm that binds its waitpoint; where waitpoints outlast the wait, it
-    counts for the first arm only that can use it."""
+    counts only for the first arm that can use it."""
     source, id = source_key(signal.source_type, signal.source), id_key(signal.id)
     sources = ids = 0
     if dedup:

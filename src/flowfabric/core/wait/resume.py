@@ -313,7 +313,7 @@ def _overdue(suspension: Suspension, now: Millis) -> list[int]:
 
 
 def overdue_waits(suspension: Suspension, now: Millis) -> dict[int, Waited]:
-    """The arms whose time is over and that the execution goes on after."""
+    """The arms that have timed out and after which the execution goes on."""
     return {
         number: Waited.TIMED_OUT
         for number in _overdue(suspension, now)

@@ -254,7 +254,7 @@ class _Delivering:
         for pending in self._waits.pending:
             if pending.id == self._waitpoint.id:
                 if pending.has_expired(self._now):
-                    raise WaitpointClosed("the waitpoint ran out before it was used")
+                    raise WaitpointClosed("the waitpoint expired before it was used")
                 return
         if self._is_outdated():
             raise ApprovalOutdated("what is to be approved has changed since this was asked for")
@@ -403,7 +403,7 @@ def _check_allowed(terms: Terms, delivery: Delivery) -> None:
     if delivery.about is not None and delivery.about != terms.about:
         raise ApprovalOutdated("what is to be approved is not what the sender approves")
     if terms.decisions and delivery.name not in terms.decisions:
-        raise NotAllowed(f"{delivery.name[:80]!r} is none of {', '.join(terms.decisions)}")
+        raise NotAllowed(f"{delivery.name[:80]!r} is not one of {', '.join(terms.decisions)}")
     if terms.approvers and delivery.source not in terms.approvers:
         raise NotAllowed("the sender is not one of the approvers")
 

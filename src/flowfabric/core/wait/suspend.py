@@ -340,9 +340,9 @@ def go_on(
     *,
     few: bool = False,
 ) -> "Change[AlreadyMet | NotMet]":
-    """As `suspend` if the request is satisfied already, or if the time of a wait is over that goes
-    on then; otherwise nothing changes. `loaded` has
-    all signals that were kept or the first few of each waitpoint."""
+    """As `suspend` if the request is satisfied already, or if a wait has timed out that the handler
+    goes on after; otherwise nothing changes. `loaded` has all signals that were kept or the first
+    few of each waitpoint."""
     last = _last_in_order(loaded.signals) if few else None
     if last is not None:
         known = [row for row in loaded.signals if row.signal.number <= last]
@@ -436,7 +436,7 @@ class _Binder:
         if pending.attempt is not None and pending.attempt != self._lease.attempt:
             raise InvalidWaitpoint(f"waitpoint {binding.id} belongs to another attempt")
         if pending.has_expired(self._now):
-            raise WaitpointExpired(f"waitpoint {binding.id} ran out")
+            raise WaitpointExpired(f"waitpoint {binding.id} has expired")
         self.bound.append(waitpoint)
         expires_at = timeout_at if pending.attempt is not None else pending.expires_at
         return replace(pending, expires_at=expires_at)

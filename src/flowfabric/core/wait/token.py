@@ -61,7 +61,7 @@ class Token:
     def __new__(cls, text: str) -> Self:
         if not _is_text(text):
             del text
-            raise Invalid("a token is text")
+            raise Invalid("a token must be text")
         token = super().__new__(cls)
         object.__setattr__(token, "_text", str.__str__(text))
         return token

@@ -155,7 +155,7 @@ def create(
     execution suspends. Signals are kept for that suspension."""
     snapshot = present(snapshot)
     if owner.fence is None:
-        raise FenceRequired("a waitpoint is made by the owner only")
+        raise FenceRequired("only the owner of a run can make a waitpoint")
     lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
         return lease

@@ -161,7 +161,7 @@ class Tokens(Service):
         return IssuedToken(changed.outcome, secret)
 
     async def verify(self, presented: str | None) -> Identity:
-        """Who has sent this token: a kind of Unauthenticated if it is none that is accepted."""
+        """Who has sent this token; raises a kind of Unauthenticated if it is not accepted."""
         given = rules.read_credentials(presented)
         del presented  # not in the traceback of a refusal
         if self._trusted is not None and rules.same_digest(self._trusted, given.digest):

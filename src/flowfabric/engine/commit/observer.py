@@ -79,7 +79,7 @@ def watching() -> Observer | None:
 
 
 def watch(observer: Observer | None) -> None:
-    """From now on this observer is told; None ends it."""
+    """From now on this observer is called; None ends it."""
     _Current.observer = observer
 
 

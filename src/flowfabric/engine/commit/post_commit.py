@@ -87,7 +87,7 @@ class PostCommit:
         self._subscribers: tuple[Subscriber, ...] = ()
 
     def subscribe(self, *subscribers: Subscriber) -> None:
-        """They hear of every commit of this process from now on, in this order."""
+        """Calls these after every commit of this process from now on, in this order."""
         self._subscribers += subscribers
 
     def unsubscribe(self, subscriber: Subscriber) -> None:

@@ -372,7 +372,7 @@ def _uuid(change: Change[object]) -> UUID:
 def _flow(change: Change[object]) -> UUID:
     flow = None if change.before is None else change.before.execution.flow_joined
     if flow is None:
-        raise Invalid("only a member of a flow waits for others")
+        raise Invalid("only a member of a flow can wait for others")
     return flow
 
 

@@ -481,7 +481,7 @@ def check_lanes(lanes: object) -> tuple[object, ...]:
 
 def _expired_cursor(after: object) -> tuple[Millis, UUID]:
     if not isinstance(after, tuple) or len(after) != 2:
-        raise Invalid("a cursor of expired leases is a pair of expiry and id")
+        raise Invalid("a cursor of expired leases must be a pair of expiry and id")
     return check_moment(after[0], "cursor"), ExecutionId(after[1]).uuid
 
 

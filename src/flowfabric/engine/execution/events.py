@@ -78,7 +78,7 @@ class Events(Service):
         given = parse_cursor(cursor)
         tail = await self.tail()
         if given is not None and given > tail:
-            raise Invalid("this cursor is beyond the last event: it is one of another store")
+            raise Invalid("this cursor is beyond the last event: it comes from another store")
         return tail if given is None else given
 
     def subscribe(

@@ -27,7 +27,7 @@ from flowfabric.core.execution.cleanup import CleanedUp
 from flowfabric.core.execution.cut import KnownWaits, StepCut, cut_replay
 from flowfabric.core.execution.fork import ForkChanges, ForkSource, fork
 from flowfabric.core.execution.hold import Held, Unheld
-from flowfabric.core.execution.lease import AlreadySatisfied, Owner, check_owner, present
+from flowfabric.core.execution.lease import AlreadySatisfied, Owner, check_owner
 from flowfabric.core.execution.model import Flags, Snapshot, Source
 from flowfabric.core.execution.operator import (
     Blocked,
@@ -196,7 +196,7 @@ class Executions(Service):
         async def round(number: int) -> Replayed | Literal[RaceLost.RACE_LOST]:
             cut, known = None, KnownWaits()
             if wanted is not None:
-                snapshot = present(await self._load(id), id)
+                snapshot = await self._present(id)
                 operator.check_replay(snapshot)
                 cut, known = await self._cuts.before(snapshot, wanted)
             return await self._replay(id, cut, known) or RACE_LOST
@@ -216,7 +216,7 @@ class Executions(Service):
         self._accept()
         wanted = None if from_step is None else check_reference(from_step)
         given = check_kind_of(changes, ForkChanges, "changes")
-        snapshot = present(await self._load(id), id)
+        snapshot = await self._present(id)
         cut, known = None, KnownWaits()
         if wanted is not None:
             cut, known = await self._cuts.before(snapshot, wanted)
@@ -299,7 +299,7 @@ class Executions(Service):
         checked = check_tags(tags)
         if not checked:
             raise Invalid("give at least one tag")
-        uuid, store = present(await self._load(id), id).execution.uuid, self._context.store
+        uuid, store = (await self._present(id)).execution.uuid, self._context.store
         if not await store.set_tags(uuid, checked, self._now()):
             raise NotFound("execution", id)
         return len(checked)

@@ -174,10 +174,7 @@ class Grants(Service):
     async def identity(self, id: str) -> Grant | None:
         """The live grant of an execution: which worker and instance hold it, for what and until
         when; None if there is none, or it was redeemed or has expired."""
-        snapshot = await self._load(id)
-        if snapshot is None:
-            raise NotFound("execution", id)
-        return rules.grant_at(snapshot, self._now())
+        return rules.grant_at(await self._present(id), self._now())
 
     async def claim(
         self,

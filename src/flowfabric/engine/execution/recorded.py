@@ -14,7 +14,6 @@ from flowfabric.core.execution import rewrite
 from flowfabric.core.execution.attempts import inline_attempts
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.cut import KnownWaits, StepCut, cut_before, decided_at
-from flowfabric.core.execution.lease import present
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.execution.rewrite import RewriteBy, SeenSteps, StepSkipped, StepsRenamed
 from flowfabric.core.execution.step_order import check_reference, check_step_name
@@ -91,7 +90,7 @@ class RecordedSteps(Service):
         key = ExecutionId(id)
 
         async def round(number: int) -> T | Literal[RaceLost.RACE_LOST]:
-            snapshot = rewrite.check_unleased(present(await self._load(key), id))
+            snapshot = rewrite.check_unleased(await self._present(key))
             asked = (key.uuid, snapshot.life.generation)
             (steps,) = await self._context.store.steps([asked])
             seen = SeenSteps(snapshot.head.version, tuple(steps))
@@ -104,7 +103,7 @@ class RecordedSteps(Service):
 def _step(step: object) -> str:
     wanted = check_reference(step)
     if isinstance(wanted, int):
-        raise Invalid("a step is named by its name")
+        raise Invalid("name the step by its name, not by a number")
     return wanted
 
 
@@ -119,5 +118,5 @@ def _json(result: object) -> bytes:
     try:
         msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Invalid(f"the result of a step is JSON: {error}") from None
+        raise Invalid(f"the result of a step must be JSON: {error}") from None
     return data

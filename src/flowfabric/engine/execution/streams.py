@@ -41,6 +41,7 @@ from flowfabric.core.execution.frame import (
     parse_lower,
     parse_upper,
 )
+from flowfabric.core.execution.lease import present
 from flowfabric.core.execution.model import Attempt, Fence, Gate, Snapshot, Waiting
 from flowfabric.core.execution.stream import AppendedFrame, EmitPlace, Summary
 from flowfabric.engine.commit.batch import Batcher
@@ -183,7 +184,7 @@ class Streams(Service):
         when the stream is closed, or after `block` seconds."""
         last_seen, seconds = parse_after(after), check_seconds(block, "block")
         if seconds > MAX_BLOCK:
-            raise Invalid(f"a tail waits at most {MAX_BLOCK:g} seconds")
+            raise Invalid(f"a tail can wait at most {MAX_BLOCK:g} seconds")
         ask = _ask(id, attempt, (min(last_seen.next, END), END), limit, visibility)
         with self._reader():
             found = await self._reads.put(ask)
@@ -199,9 +200,7 @@ class Streams(Service):
         key = ExecutionId(id)
         index = check_whole(attempt, "attempt", 0, MAX_INDEX)
         with self._reader():
-            snapshot = await self._load(key)
-            if snapshot is None:
-                raise NotFound("execution", key)
+            await self._present(key)
             found = await self._context.store.streams([(key.uuid, index)])
         stream = found.get((key.uuid, index))
         if stream is None or stream.summary is None:
@@ -253,7 +252,7 @@ class Streams(Service):
         if self._closed:
             raise Unavailable("the engine is closing")
         if self._readers >= self._context.options.stream_readers:
-            raise Overloaded(f"{self._readers} readers of streams are served", retry_after=1.0)
+            raise Overloaded(f"{self._readers} callers already read streams", retry_after=1.0)
         self._readers += 1
         try:
             yield
@@ -327,8 +326,7 @@ def _ask(
 def _found(
     ask: _Ask, snapshot: Snapshot | None, past: Attempt | None, found: FrameRows, now: Millis
 ) -> _Found:
-    if snapshot is None:
-        raise NotFound("execution", ask.id)
+    snapshot = present(snapshot, ask.id)
     query, stream = ask.query, found.stream
     closed = rules.closing(snapshot, query.attempt, past)
     frames, gaps = found.frames, [found.gaps[mode] for mode in query.modes if mode in found.gaps]

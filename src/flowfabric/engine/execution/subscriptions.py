@@ -90,7 +90,7 @@ class Subscriptions(Service):
             taken = await self._take(held, who, span, batch)
             if not isinstance(taken, CursorMoved):
                 return taken
-        raise Contention(f"the cursor of subscription {asked!r} moves all the time")
+        raise Contention(f"the cursor of subscription {asked!r} keeps moving; try again")
 
     async def ack(self, name: str, cursor: int) -> Subscription:
         """Everything up to this cursor, of a batch that was read, is handled. A lower one than

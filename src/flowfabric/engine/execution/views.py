@@ -27,7 +27,6 @@ from flowfabric.core.base.numbers import (
 from flowfabric.core.base.text import check_tag, check_text
 from flowfabric.core.base.time import NO_TIME, Millis, check_moment
 from flowfabric.core.execution.attempts import inline_attempts
-from flowfabric.core.execution.cleaning import Cleanup
 from flowfabric.core.execution.failures import FailureGroup, FailureGroups
 from flowfabric.core.execution.grant import grant_at
 from flowfabric.core.execution.granted import Grant
@@ -44,6 +43,7 @@ from flowfabric.core.execution.model import (
     Ready,
     Snapshot,
 )
+from flowfabric.core.execution.outcome import Cleanup
 from flowfabric.core.execution.status import (
     Blocking,
     PublicState,
@@ -250,15 +250,10 @@ class Views(Service):
 
     async def state_value(self, id: str) -> bytes | None:
         """What the execution shows of itself: the last value an owner has set, None before."""
-        detail = await self._detail(id)
-        if detail is None:
-            raise NotFound("execution", id)
-        return detail.state_value
+        return (await self._known_detail(id)).state_value
 
     async def context(self, id: str) -> ExecutionContext:
-        detail = await self._detail(id)
-        if detail is None:
-            raise NotFound("execution", id)
+        detail = await self._known_detail(id)
         execution = detail.snapshot.execution
         return ExecutionContext(
             execution.kind, detail.payload, execution.facts.encoding, detail.tags
@@ -266,9 +261,7 @@ class Views(Service):
 
     async def attempts(self, id: str) -> list[Attempt]:
         """Every attempt by index, including the current one."""
-        detail = await self._detail(id)
-        if detail is None:
-            raise NotFound("execution", id)
+        detail = await self._known_detail(id)
         uuid, said = detail.snapshot.execution.uuid, detail.progress
         stored = await self._context.store.attempts(uuid)
         history = {attempt.index: attempt for attempt in stored}
@@ -286,36 +279,36 @@ class Views(Service):
     async def steps(self, id: str) -> list[StepView]:
         """What the handler has called and recorded since it was last started over, and which steps
         raised."""
-        snapshot, attempts = await self._existing(id), await self.attempts(id)
+        snapshot, attempts = await self._present(id), await self.attempts(id)
         asked = (snapshot.execution.uuid, snapshot.life.generation)
         (steps,) = await self._context.store.steps([asked])
         return named("the steps of", asked[0], lambda: describe_steps(steps, attempts))
 
     async def recorded(self, id: str) -> tuple[int, Sequence[Step]]:
         """The generation that an execution is in, and the steps it has recorded in it."""
-        snapshot = await self._existing(id)
+        snapshot = await self._present(id)
         generation = snapshot.life.generation
         (steps,) = await self._context.store.steps([(snapshot.execution.uuid, generation)])
         return generation, steps
 
     async def cleanups(self, uuids: Sequence[UUID]) -> dict[UUID, CleanupRequest]:
         """Of these executions those that are to be cleaned up, so that their owners stop."""
-        asked = [parse_uuid(uuid, "execution") for uuid in check_items(uuids, "uuids")]
+        asked = _uuids(uuids)
         found = await self._context.store.load(asked) if asked else {}
         wanted = {uuid: CleanupRequest.of(snapshot) for uuid, snapshot in found.items()}
         return {uuid: request for uuid, request in wanted.items() if request is not None}
 
     async def current_attempt(self, id: str) -> int:
         """The index of the last attempt; 0 before the first."""
-        snapshot = await self._existing(id)
+        snapshot = await self._present(id)
         return max(0, snapshot.attempts_made - 1)
 
     async def attempts_made(self, id: str) -> int:
-        return (await self._existing(id)).attempts_made
+        return (await self._present(id)).attempts_made
 
     async def tags(self, uuids: Sequence[UUID]) -> list[dict[str, str]]:
         """The tags of each of these executions, in order."""
-        asked = [parse_uuid(uuid, "execution") for uuid in check_items(uuids, "uuids")]
+        asked = _uuids(uuids)
         return await self._context.store.tags(asked) if asked else []
 
     async def namespace(self, id: str) -> str | None:
@@ -325,13 +318,12 @@ class Views(Service):
     async def load(self, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
         """Executions as they stand, for a worker that asks what became of what it holds; one that
         does not exist is left out."""
-        asked = [parse_uuid(uuid, "run") for uuid in check_items(uuids, "uuids")]
-        return await self._context.store.load(asked)
+        return await self._context.store.load(_uuids(uuids))
 
     async def locate(self, uuids: Sequence[UUID]) -> list[ExecutionId]:
         """The ids of executions of which only the uuid is known. The id of one that does not exist
         names nothing."""
-        asked = [parse_uuid(uuid, "run") for uuid in check_items(uuids, "uuids")]
+        asked = _uuids(uuids)
         found = await self._context.inbox.load(asked)
         return [
             found[uuid].execution.id if uuid in found else ExecutionId.of(0, uuid) for uuid in asked
@@ -448,11 +440,15 @@ class Views(Service):
             return None
         return detail
 
-    async def _existing(self, id: str) -> Snapshot:
-        snapshot = await self._load(id)
-        if snapshot is None:
+    async def _known_detail(self, id: str) -> Detail:
+        detail = await self._detail(id)
+        if detail is None:
             raise NotFound("execution", id)
-        return snapshot
+        return detail
+
+
+def _uuids(given: Sequence[UUID]) -> list[UUID]:
+    return [parse_uuid(uuid, "run") for uuid in check_items(given, "uuids")]
 
 
 def _bounded(query: Query, cursor: str | None) -> Query:
@@ -490,7 +486,7 @@ def _after(cursor: object) -> tuple[Millis, UUID] | None:
         case (moment, UUID() as key):
             return check_moment(moment, "cursor"), key
         case _:
-            raise Invalid("a cursor of runs is a pair of moment and uuid")
+            raise Invalid("a cursor of runs must be a pair of moment and uuid")
 
 
 def _moment(value: Millis | None) -> Millis | None:

@@ -242,26 +242,19 @@ class Flows(Service):
         """Adds an edge and gates its downstream, in one change. `expected_revision` refuses it if
         the graph has changed since. Repeating it is harmless, whatever the revision; another edge
         under the same id is refused (`EdgeExists`)."""
-        wanted = replace(grow.check_edge(edge), created_at=self._now(), late=False, unapplied=False)
         if expected_revision is not None:
             check_kind_of(expected_revision, int, "expected_revision")
-
-        async def decide(
-            found: Flow | None, now: Millis
-        ) -> tuple[FlowChange | None, Staged | AlreadyStaged]:
-            flow = open_flow(found, wanted.flow)
-            if await _is_staged(self._context.store, wanted):
-                return None, AlreadyStaged(wanted.id, flow.revision)
-            if expected_revision is not None and expected_revision != flow.revision:
-                raise StaleRevision(f"the graph is at revision {flow.revision}")
-            return await self._staged(flow, now, wanted)
-
-        return await self._change(wanted.flow, decide, grows=True)
+        return await self._stage(edge, expected_revision, unapplied=False)
 
     async def stage_only(self, edge: Edge, expected_revision: int) -> Staged | AlreadyStaged:
         """As `stage`, for a client that applies the edge by a second call."""
-        wanted = replace(grow.check_edge(edge), created_at=self._now(), late=False, unapplied=False)
         check_kind_of(expected_revision, int, "expected_revision")
+        return await self._stage(edge, expected_revision, unapplied=True)
+
+    async def _stage(
+        self, edge: Edge, expected_revision: int | None, *, unapplied: bool
+    ) -> Staged | AlreadyStaged:
+        wanted = replace(grow.check_edge(edge), created_at=self._now(), late=False, unapplied=False)
 
         async def decide(
             found: Flow | None, now: Millis
@@ -269,9 +262,10 @@ class Flows(Service):
             flow = open_flow(found, wanted.flow)
             if await _is_staged(self._context.store, wanted):
                 return None, AlreadyStaged(wanted.id, flow.revision)
-            if expected_revision != flow.revision:
+            if expected_revision not in (None, flow.revision):
                 raise StaleRevision(f"the graph is at revision {flow.revision}")
-            return await self._staged(flow, now, replace(wanted, unapplied=True))
+            new = replace(wanted, unapplied=unapplied)
+            return grow.stage(flow, now, new, *await _ends(self._context.store, flow, new))
 
         return await self._change(wanted.flow, decide, grows=True)
 
@@ -411,7 +405,7 @@ class Flows(Service):
         key = parse_uuid(flow, "flow")
         found = known(await find(self._context.store, FLOWS, key), key)
         if found.state is FlowState.CANCELLED:
-            raise FlowTerminal("the flow was cancelled")
+            raise FlowTerminal(f"flow {key} was cancelled, so it cannot be replayed")
         await self._resolver.resolve(key)  # or a late ending skips again what waits again
         plan = plan_replay(*await whole(self._context.store, key))
         for member in plan.members:
@@ -557,14 +551,6 @@ class Flows(Service):
                 raise answer
         return [answer for answer in answers if answer is not None]
 
-    async def _staged(self, flow: Flow, now: Millis, edge: Edge) -> tuple[FlowChange, Staged]:
-        """The flow with one more edge; `CycleDetected` if it would close a circle."""
-        found = await self._context.store.load([edge.upstream, edge.downstream])
-        ends = grow.both_ends(flow, found.get(edge.upstream), found.get(edge.downstream))
-        if await reaches(self._context.store, edge.flow, edge.downstream, edge.upstream):
-            raise CycleDetected("the upstream depends on the downstream already")
-        return grow.stage(flow, now, edge, *ends)
-
 
 async def _exact(store: Store, resolver: FlowResolver, id: UUID) -> Flow | None:
     """The flow; of a sealed one the endings are counted, since one that is over takes nothing, also
@@ -611,6 +597,15 @@ async def _applied(
 async def _find_edge(store: Store, flow: UUID, id: UUID) -> EdgeState | None:
     found = await store.edges(EdgeQuery(flow=flow, ids=(id,)))
     return found[0] if found else None
+
+
+async def _ends(store: Store, flow: Flow, edge: Edge) -> tuple[Snapshot, Snapshot]:
+    """Both ends of a new edge; `CycleDetected` if it would close a circle."""
+    found = await store.load([edge.upstream, edge.downstream])
+    ends = grow.both_ends(flow, found.get(edge.upstream), found.get(edge.downstream))
+    if await reaches(store, edge.flow, edge.downstream, edge.upstream):
+        raise CycleDetected("the upstream depends on the downstream already")
+    return ends
 
 
 async def _is_staged(store: Store, edge: Edge) -> bool:

@@ -105,7 +105,7 @@ class FlowViews(Service):
         except TimeoutError:
             flow = known(await self.get(key), key)
             if flow.ended_at is None:
-                raise TimeoutError(f"flow {id} is {flow.state}") from None
+                raise TimeoutError(f"flow {id} has not ended in time, it is {flow.state}") from None
             return flow
 
     async def is_orphan(self, flow: UUID) -> bool:
@@ -335,10 +335,10 @@ def _state(word: object) -> FlowState:
     try:
         return FlowState(text)
     except ValueError:
-        raise Invalid(f"{text[:80]!r} is no state a flow can be in") from None
+        raise Invalid(f"{text[:80]!r} is not a state of a flow") from None
 
 
 def _cursor(after: object) -> tuple[Millis, UUID]:
     if not isinstance(after, tuple) or len(after) != 2:
-        raise Invalid("a cursor of flows is a pair of time and id")
+        raise Invalid("a cursor of flows must be a pair of time and id")
     return check_moment(after[0], "cursor"), parse_uuid(after[1], "cursor")

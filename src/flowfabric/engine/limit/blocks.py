@@ -41,9 +41,12 @@ class Blocks(Service):
             for each, cause in causes
             if await self._is_gone(each, cause, workers)
         ]
-        for answer in await self._context.decisions.decide_all(decisions):
+        answers = await self._context.decisions.decide_all(decisions)
+        for decision, answer in zip(decisions, answers, strict=True):
             if isinstance(answer, Exception) and not isinstance(answer, Contention | NotFound):
-                log.warning("unblocking a run failed; the sweep tries again: %s", answer)
+                log.warning(
+                    "unblocking run %s failed; the sweep tries again: %s", decision.uuid, answer
+                )
 
     async def _workers(self) -> list[Presence] | None:
         try:
@@ -62,7 +65,11 @@ class Blocks(Service):
                 names = await known.names_of(snapshot.execution)
                 why = spent(await known.budgets(names), names) if names else None
             except FlowFabricError as error:
-                log.warning("a budget cannot be read; its runs stay blocked: %s", error)
+                log.warning(
+                    "run %s stays blocked, since a budget of it cannot be read: %s",
+                    snapshot.execution.uuid,
+                    error,
+                )
                 return False
         return is_gone(snapshot, self._now(), spent=why, workers=workers)
 

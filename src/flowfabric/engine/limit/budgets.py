@@ -13,7 +13,7 @@ from flowfabric.core.base.numbers import check_kind_of, check_limit, check_whole
 from flowfabric.core.base.text import MAX_KEY, check_namespace, check_text
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
-from flowfabric.core.execution.lease import Owner, enter, fence_of, present
+from flowfabric.core.execution.lease import Owner, enter, fence_of
 from flowfabric.core.execution.model import Active, Execution, Snapshot
 from flowfabric.core.flow.model import CancelPolicy
 from flowfabric.core.limit import budget_changes
@@ -116,7 +116,7 @@ class Budgets(Service):
     async def attached_to(self, id: str) -> tuple[str, ...]:
         """The budgets that apply to an execution: those it names, and those of its flow, its
         namespace and the run itself."""
-        return await self._budget_gate.known.names_of(present(await self._load(id), id).execution)
+        return await self._budget_gate.known.names_of((await self._present(id)).execution)
 
     # -- spending
 
@@ -207,7 +207,7 @@ class Budgets(Service):
         this lease is gone. Repeating it with the same id reserves nothing more."""
         snapshot, owner = await self._owned(owned)
         if isinstance(enter(snapshot, self._now(), owner), Change):
-            raise LeaseExpired("the lease expired; another worker may take the run over")
+            raise LeaseExpired(f"the lease of {snapshot.run} expired; a worker may take it over")
         names = await self._chosen(snapshot.execution, budgets)
         reservation = self._fresh() if id is None else parse_uuid(id, "reservation")
         asked = Expense(
@@ -332,7 +332,7 @@ class Budgets(Service):
 
     async def _owned(self, owned: Owned) -> tuple[Snapshot, Owner]:
         id, owner = self._attempts.unpack(owned)
-        return present(await self._load(id), id), owner
+        return await self._present(id), owner
 
     async def _chosen(self, execution: Execution, budgets: Iterable[str] | None) -> tuple[str, ...]:
         if budgets is not None:

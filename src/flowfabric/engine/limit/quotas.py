@@ -12,7 +12,6 @@ from flowfabric.core.base.numbers import check_kind_of, check_limit
 from flowfabric.core.base.text import check_text
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import operator
-from flowfabric.core.execution.lease import present
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.execution.status import Blocking
 from flowfabric.core.limit.check_admission import (
@@ -131,7 +130,7 @@ class Quotas(Service):
 
         async def round(_: int) -> Admission | Literal[RaceLost.RACE_LOST]:
             nonlocal returned
-            snapshot = present(await self._load(id), id)
+            snapshot = await self._present(id)
             await self.get(asked)
             if gave_back(snapshot):  # it returns to its line, where it may be admitted at once
                 with suppress(NotEligible):

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import Invalid, NotFound
+from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.ids import parse_uuid
 from flowfabric.core.base.numbers import check_limit, check_whole
 from flowfabric.core.base.shape import check_shape
@@ -91,8 +91,7 @@ class Signals(Service):
         )
 
         def rule(found: Snapshot | None, now: Millis, loaded: Loaded) -> Change[SignalAnswer]:
-            if found is None:
-                raise NotFound("execution", id)
+            found = present(found, id)
             if found.execution.route.lane != lane:
                 raise Invalid(f"lane_mismatch: the run is in {found.execution.route.lane}")
             return rules.deliver(found, now, loaded, delivery)
@@ -168,9 +167,7 @@ class Signals(Service):
     async def of(self, id: str, *, after: int = 0, limit: int = 100) -> list[ReceivedSignal]:
         """The accepted signals of an execution, in order, with the suspension each counted for."""
         wanted = check_limit(limit, MAX_PAGE)
-        snapshot = await self._load(id)
-        if snapshot is None:
-            raise NotFound("execution", id)
+        snapshot = await self._present(id)
         number = check_whole(after, "cursor")
         uuid = snapshot.execution.uuid
         return await self._context.store.signals(uuid, after=number, limit=wanted) if wanted else []
@@ -184,7 +181,7 @@ def check_channel(name: object) -> str:
     """`name` if something can wait for it."""
     text = check_signal_name(name, "name")
     if not text:
-        raise Invalid("a signal is sent to a name")
+        raise Invalid("a signal needs the name it is sent to")
     return text
 
 
@@ -192,7 +189,7 @@ def check_delivery(delivery: object) -> Delivery:
     """`delivery` if it can be stored; the payload has 256 KiB at most."""
     checked = check_shape(delivery, Delivery, "delivery", spans=("delay", "dedup_ttl"))
     if not check_signal_name(checked.name):
-        raise Invalid("a signal has a name")
+        raise Invalid("a signal needs a name")
     texts = {
         "category": checked.category,
         "source type": checked.source_type,

@@ -356,9 +356,7 @@ class Suspensions(Service):
         """The open waitpoints of an execution, by id, never with their tokens."""
         wanted = max(1, check_limit(limit, MAX_PAGE))
         cursor = None if after is None else parse_uuid(after, "cursor")
-        snapshot = await self._load(id)
-        if snapshot is None:
-            raise NotFound("execution", id)
+        snapshot = await self._present(id)
         ring, now = await self._context.ring.read(), self._now()
         rows = await self._rows(snapshot)
         shown = {id: _signable(ring, row, now) for id, row in rows.items()}
@@ -537,14 +535,14 @@ def _decision(name: object) -> str:
     """A decision is the name of the signal that makes it."""
     text = check_signal_name(name, "decision")
     if not text:
-        raise Invalid("a decision without a name")
+        raise Invalid("a decision needs a name")
     return text
 
 
 def _named(name: object, what: str) -> str:
     text = check_text(name, what, limit=MAX_NAME)
     if not text:
-        raise Invalid(f"{what} without a name")
+        raise Invalid(f"every {what} needs a name")
     return text
 
 
@@ -585,5 +583,5 @@ def _suspended(snapshot: Snapshot) -> SuspendedExecution:
 
 def _cursor(after: object) -> tuple[Millis, UUID]:
     if not isinstance(after, tuple) or len(after) != 2:
-        raise Invalid("a cursor of suspended runs is a pair of time and id")
+        raise Invalid("a cursor of suspended runs must be a pair of time and id")
     return check_moment(after[0], "cursor"), ExecutionId(after[1]).uuid

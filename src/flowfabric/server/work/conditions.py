@@ -111,7 +111,7 @@ def _matcher(value: Any, rest: dict[Any, Any]) -> Matcher:
 
 def _refused(value: object) -> Invalid:
     shown = msgspec.json.encode(value).decode()
-    return Invalid(f"this is no condition: {shown[:120]}")
+    return Invalid(f"this is not a condition: {shown[:120]}")
 
 
 def timeout_behaviour(data: SuspendRun) -> Behaviour | None:

@@ -66,7 +66,7 @@ async def _by_handle(
     body = context.engine.attempts.open(handle)
     id = body.execution_id
     if asked is not None and not asked.names(id):
-        raise InvalidHandle("the handle is of another run")
+        raise InvalidHandle("the handle belongs to another run")
     claim = context.held_claims.find(body)
     if claim is None:
         await check_run(caller, context.engine, id)

@@ -76,7 +76,7 @@ def _check_ports(place: str) -> None:
     for host in place.split(","):
         _, colon, port = host.rpartition("]")[2].rpartition(":")
         if colon and port and not (_PORT.fullmatch(port) and 0 < int(port) < 65_536):
-            raise Invalid(f"{port[:20]!r} is no port")
+            raise Invalid(f"{port[:20]!r} is not a port")
 
 
 def _split(url: str) -> SplitResult:

@@ -17,6 +17,8 @@ from flowfabric.store.postgres.session import PostgresSession, columns
 from flowfabric.store.postgres.waits import unproven
 from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.execution import (
+    GONE,
+    NEW,
     Row,
     StateTable,
     attempt_row,
@@ -29,18 +31,6 @@ from flowfabric.store.rows.execution import (
 )
 from flowfabric.store.rows.wait import writes_waits, written_by
 
-_GONE = {
-    StateTable.READY: "gone_ready",
-    StateTable.LEASE: "gone_lease",
-    StateTable.PARKED: "gone_parked",
-    StateTable.DONE: "gone_done",
-}
-_NEW = {
-    StateTable.READY: "new_ready",
-    StateTable.LEASE: "new_lease",
-    StateTable.PARKED: "new_parked",
-    StateTable.DONE: "new_done",
-}
 _ROWS = {
     StateTable.READY: "ready_rows",
     StateTable.LEASE: "lease_rows",
@@ -174,7 +164,7 @@ class Writer:
     async def _take_out(self, moves: Sequence[RowMove]) -> None:
         for place in StateTable:
             gone = [(move.uuid,) for move in moves if move.origin is place and not _in_place(move)]
-            deleted = await self.send(_GONE[place], gone)
+            deleted = await self.send(GONE[place], gone)
             if len(deleted) != len(gone):
                 raise AssertionError("another session moved a locked row")
 
@@ -185,7 +175,7 @@ class Writer:
                 for move in moves
                 if move.target is place and not _in_place(move)
             ]
-            await self.send(_NEW[place], rows)
+            await self.send(NEW[place], rows)
 
     async def _rewrite(self, moves: Sequence[RowMove]) -> None:
         rows = [(*state_row(move.after, self._names), move.before.head.version) for move in moves]

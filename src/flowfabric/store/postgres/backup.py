@@ -11,14 +11,14 @@ from textwrap import shorten
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from flowfabric.core.base.errors import Unavailable
-from flowfabric.store.backup import Backup, MissingTool, Progress, check_target, settle
+from flowfabric.store.backup import Backup, MissingTool, OnProgress, check_target, settle
 from flowfabric.store.postgres.address import Address, read_address
 
 SCHEMA = "flowfabric"
 MAX_TEXT = 500
 
 
-async def backup(url: str, target: str, overwrite: bool, progress: Progress) -> Backup:
+async def backup(url: str, target: str, overwrite: bool, progress: OnProgress) -> Backup:
     started, address = time.monotonic(), _direct(url)
     target = await asyncio.to_thread(check_target, target, overwrite)
     tool = shutil.which("pg_dump")

@@ -265,7 +265,7 @@ def _records(table: TableLayout, rows: Sequence[Row]) -> tuple[list[str], list[R
                 record[number] = _given(record[number], type)
             except (msgspec.MsgspecError, TypeError) as error:
                 key = table.key_of(row)
-                raise Corruption(f"{table.name} {key}: {names[number]} is no {type}") from error
+                raise Corruption(f"{table.name} {key}: {names[number]} is not a {type}") from error
         if table.name == "flow":
             record.append(UUID(bytes=secrets.token_bytes(16)))
         records.append(tuple(record))

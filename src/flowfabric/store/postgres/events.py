@@ -50,7 +50,7 @@ async def _newest(session: PostgresSession) -> int:
         last = await _settle(session, -1)
         if last is not None:
             return last
-    raise Unavailable("a transaction that writes events does not come to an end")
+    raise Unavailable("a transaction that writes events has been open for too long; try again")
 
 
 async def _settle(session: PostgresSession, after: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Hearing the hints of other processes, by LISTEN; where that is impossible, looking for news."""
+"""Hears the hints of other processes by LISTEN or, where that is impossible, looks for news."""
 
 import asyncio
 import logging

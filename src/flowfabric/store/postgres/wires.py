@@ -329,7 +329,7 @@ class Wires:
         if self._doubtful:
             self._doubtful = False
             if len(rows) < len(left) or any(not worked for worked, _ in rows):
-                log.warning("%s: a connection fell silent", self.dialer.address.shown)
+                log.warning("%s: a silent connection was replaced", self.dialer.address.shown)
                 await self._look_at_others(connection)
 
     async def _look_at_others(self, connection: Connection) -> None:

@@ -64,6 +64,22 @@ class StateTable(StrEnum):
     DONE = "done"
 
 
+GONE = {
+    StateTable.READY: "gone_ready",
+    StateTable.LEASE: "gone_lease",
+    StateTable.PARKED: "gone_parked",
+    StateTable.DONE: "gone_done",
+}
+"""The statement that takes a row out of a table."""
+
+NEW = {
+    StateTable.READY: "new_ready",
+    StateTable.LEASE: "new_lease",
+    StateTable.PARKED: "new_parked",
+    StateTable.DONE: "new_done",
+}
+"""The statement that puts a row into a table."""
+
 SUSPENDED = 20
 """The gate number of a suspended execution in `parked`."""
 

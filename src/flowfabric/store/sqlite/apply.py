@@ -23,18 +23,6 @@ _MOVED = {
     StateTable.PARKED: "moved_parked",
     StateTable.DONE: "moved_done",
 }
-_GONE = {
-    StateTable.READY: "gone_ready",
-    StateTable.LEASE: "gone_lease",
-    StateTable.PARKED: "gone_parked",
-    StateTable.DONE: "gone_done",
-}
-_NEW = {
-    StateTable.READY: "new_ready",
-    StateTable.LEASE: "new_lease",
-    StateTable.PARKED: "new_parked",
-    StateTable.DONE: "new_done",
-}
 
 
 class Decided:
@@ -105,7 +93,7 @@ def apply(session: SqliteSession, changes: Sequence[Change[object]]) -> set[UUID
 def write(session: SqliteSession, standing: list[Decided]) -> None:
     """Writes changes whose versions stand."""
     for place, items in _by(standing, _place_before).items():
-        session.among(_GONE[place], [item.id for item in items])
+        session.among(rows.GONE[place], [item.id for item in items])
     _write(session, standing, _by(standing, _place_after))
     _write_attempts(session, standing)
     _write_deadlines(session, standing)
@@ -172,7 +160,7 @@ def _write(
             session.intern_route(item.after.execution.route)
         states, events = _rows(session, items, places)
     for place, new in states.items():
-        session.insert(_NEW[place], new)
+        session.insert(rows.NEW[place], new)
     session.insert("new_events", events)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from flowfabric.core.base.errors import Corruption, Unavailable
-from flowfabric.store.backup import Backup, Progress, check_target, settle
+from flowfabric.store.backup import Backup, OnProgress, check_target, settle
 from flowfabric.store.copy import refuse_memory
 from flowfabric.store.open import sqlite_path
 from flowfabric.store.sqlite.connection import translate
@@ -19,7 +19,7 @@ from flowfabric.store.sqlite.connection import translate
 STEP_PAGES = 2000
 
 
-async def backup(url: str, target: str, overwrite: bool, progress: Progress) -> Backup:
+async def backup(url: str, target: str, overwrite: bool, progress: OnProgress) -> Backup:
     path = sqlite_path(url)
     refuse_memory(path)
     try:
@@ -28,7 +28,7 @@ async def backup(url: str, target: str, overwrite: bool, progress: Progress) -> 
         raise translate(error, f"copying {path} to {target}") from error
 
 
-def _backup(path: str, target: str, overwrite: bool, progress: Progress) -> Backup:
+def _backup(path: str, target: str, overwrite: bool, progress: OnProgress) -> Backup:
     started = time.monotonic()
     source = str(Path(path).absolute())
     if not os.path.isfile(source):
@@ -51,7 +51,7 @@ def _backup(path: str, target: str, overwrite: bool, progress: Progress) -> Back
     return Backup(source, target, size, taken, restore)
 
 
-def _copy(source: str, partial: str, progress: Progress) -> None:
+def _copy(source: str, partial: str, progress: OnProgress) -> None:
     """In one read transaction: writers go on, and what they write from now on is not copied.
     Without it every commit of another process would make the copy start over."""
     mode = stat.S_IMODE(os.stat(source).st_mode)

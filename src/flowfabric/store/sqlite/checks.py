@@ -22,7 +22,6 @@ from flowfabric.store.sqlite.connection import NETWORK
 
 LARGE_WAL = 64 << 20
 """Bytes: a healthy log is cut back to this, and rarely half as long."""
-HUGE_WAL = 1 << 30
 LITTLE_DISK, NO_DISK = 1 << 30, 100 << 20
 EMPTY_SHARE = 0.5
 EMPTY_BYTES = 256 << 20

@@ -213,7 +213,10 @@ def patiently(work: Callable[[], T]) -> T:
             if not busy(error) or waited > PATIENCE:
                 raise
         if waited > 1 and not told:
-            _log.warning("another process has kept the database locked for a second")
+            _log.warning(
+                "another process has kept the database locked for a second; trying again. "
+                "`flowfabric doctor` names it."
+            )
             told = True
         time.sleep(_jitter.uniform(0.0002, 0.002))
 

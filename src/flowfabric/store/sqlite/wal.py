@@ -1,8 +1,7 @@
 """Copies the write-ahead log into the database, away from the thread that commits.
 
-How many pages a commit wrote is not told, only how many rows; the number of rows between two
-checkpoints is therefore learned from the length of the log each of them finds.
-"""
+SQLite does not say how many pages a commit wrote, only how many rows. So the number of rows between
+two checkpoints is learned from the length of the log that each of them finds."""
 
 from flowfabric.store.sqlite.runner import Runner
 from flowfabric.store.sqlite.session import SqliteSession

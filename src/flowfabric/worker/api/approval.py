@@ -39,8 +39,8 @@ class ApproverDecision(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    """How an approval ended. Only `approved` is a yes: a timeout is none, and neither is that an
-    operator resumed the run without a decision, or closed the approval (`reason` says why)."""
+    """How an approval ended. Only `approved` is a yes. A timeout is not, nor is an operator who
+    resumed the run without a decision or closed the approval (`reason` says why)."""
 
     name: str
     ended: ApprovalEnd
@@ -67,7 +67,7 @@ class Verdict(Struct, frozen=True):
 
 def about_digest(value: object) -> str:
     """The digest of the exact thing to be approved: of its JSON, so that the run that asks and the
-    approver, who may have it as another class, come to the same."""
+    approver get the same digest, whatever class each of them uses."""
     return digest_of(value if isinstance(value, bytes) else plain(value))
 
 
@@ -100,8 +100,8 @@ def decisions_of(signals: list[Signal]) -> tuple[ApproverDecision, ...]:
 
 
 def _comment(payload: bytes | None) -> str:
-    """The comment on a decision. What is no JSON text is shown as it was sent, and does not fail
-    the run: the holder of a token may send any bytes."""
+    """The comment on a decision. Bytes that are not JSON text are shown as they were sent and do
+    not fail the run: the holder of a token may send any bytes."""
     sent = payload or b'""'
     try:
         comment = decode(sent, str | None)

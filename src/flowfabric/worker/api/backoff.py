@@ -9,8 +9,7 @@ from msgspec.structs import force_setattr
 from flowfabric.core.base.time import parse_span, to_timedelta
 from flowfabric.core.execution.policy import check_retries
 from flowfabric.core.execution.retry import ExponentialBackoff, FixedBackoff, RetryPolicy
-
-Span = str | float | timedelta
+from flowfabric.worker.api.span import Span
 
 
 class Fixed(Struct, frozen=True):
@@ -77,8 +76,8 @@ def retry_policy(retries: object, backoff: object) -> RetryPolicy:
 
 
 def _timedelta(value: object, what: str) -> Any:
-    """The delay as a timedelta. One that is no delay stays as it is: the task or the step that gets
-    it says what is wrong with it."""
+    """The delay as a timedelta. A value that is not a delay stays as it is: the task or the step
+    that gets it says what is wrong with it."""
     match value:
         case str():
             return to_timedelta(parse_span(value, what))

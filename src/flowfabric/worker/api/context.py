@@ -3,7 +3,7 @@
 import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cached_property, partial
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
@@ -22,6 +22,7 @@ from flowfabric.worker.api.concurrency import Concurrency
 from flowfabric.worker.api.emit import OutputApi
 from flowfabric.worker.api.race import RaceApi
 from flowfabric.worker.api.run import Run
+from flowfabric.worker.api.span import Span
 from flowfabric.worker.api.spend import SpendApi
 from flowfabric.worker.api.task import Call, Task, check_task
 from flowfabric.worker.api.transactions import Completion
@@ -37,7 +38,6 @@ from flowfabric.worker.run.steps import Work, attempt, perform
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-Span = str | float | timedelta
 
 
 class RunInfo(Struct, frozen=True):
@@ -251,7 +251,7 @@ class Context:
         if (step := inside_step.get()) is not None:
             raise Invalid(f"complete_in was called inside step {step!r}, which is recorded whole")
         if scope.halt.reason == LOST:
-            raise LeaseLost("the lease was lost")
+            raise LeaseLost(f"the lease of run {scope.claim.uuid} was lost")
         scope.check_running()
         return Completion(scope.engine, scope.claim, scope.complete)
 

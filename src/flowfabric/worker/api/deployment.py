@@ -12,9 +12,8 @@ from flowfabric.core.base.time import optional_timedelta, parse_span, to_timedel
 from flowfabric.core.execution.frame import MAX_FRAME
 from flowfabric.core.execution.lease import DEFAULT_TTL, MAX_TTL
 from flowfabric.engine.context import EngineOptions
+from flowfabric.worker.api.span import Span
 from flowfabric.worker.run.options import WorkerSettings
-
-Span = str | float | timedelta
 
 
 class Options(EngineOptions, frozen=True, kw_only=True):
@@ -109,14 +108,14 @@ class WorkerOptions(WorkerSettings, frozen=True, kw_only=True):
 
 
 def check_options(given: object) -> EngineOptions:
-    """The options of a fabric, also in the engine's own form; Invalid if they are none."""
+    """The options of a fabric, also in the engine's own form; Invalid for anything else."""
     if isinstance(given, EngineOptions):
         return given
     return check_kind_of(given, Options, "options of a fabric")
 
 
 def check_worker_options(given: object) -> WorkerSettings:
-    """The options of a worker, also in its own form; Invalid if they are none."""
+    """The options of a worker, also in its own form; Invalid for anything else."""
     if isinstance(given, WorkerSettings):
         return given
     return check_kind_of(given, WorkerOptions, "options of a worker")

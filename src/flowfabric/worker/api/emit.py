@@ -3,7 +3,6 @@
 import asyncio
 import secrets
 from collections.abc import Coroutine
-from datetime import timedelta
 from typing import Any
 
 from flowfabric.core.base.errors import Invalid
@@ -12,11 +11,10 @@ from flowfabric.core.base.time import parse_span
 from flowfabric.core.execution.frame import DEFAULT_TTL, MODES, Encoding, NewFrame, StreamMode
 from flowfabric.core.execution.stream import EmitPlace
 from flowfabric.worker.api.output import Mode
+from flowfabric.worker.api.span import Span
 from flowfabric.worker.codec import encode
 from flowfabric.worker.run.branches import BranchSpot, inside_step
 from flowfabric.worker.run.scope import CallScope
-
-Span = str | float | timedelta
 
 
 class OutputApi:

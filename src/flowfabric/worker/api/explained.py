@@ -24,7 +24,7 @@ class RunReason(Struct, frozen=True, kw_only=True):
 
 
 class RunExplanation(Struct, frozen=True, kw_only=True):
-    """Why a run does not run: everything that keeps it, what keeps it first comes first."""
+    """Why a run does not run: every reason, the one that must change first in front."""
 
     id: RunId
     name: str | None

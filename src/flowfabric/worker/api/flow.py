@@ -167,12 +167,12 @@ class FlowBuilder:
         if self.is_declared:
             raise InvalidGraph(f"{self!r} is declared: add all of its nodes before its block ends")
         if not isinstance(task, Task | Call):
-            raise InvalidGraph(f"a node is a task, not {type(task).__name__}")
+            raise InvalidGraph(f"a node must be a task, not {type(task).__name__}")
         call = task if isinstance(task, Call) else task.with_options()
         node: Node[R] = Node(self._named, self._name_for(call.task, name), call.task)
         condition = _ON.get(on) if isinstance(on, str) else None
         if condition is None:
-            raise InvalidGraph(f"on is one of {', '.join(_ON)}, not {on!r}")
+            raise InvalidGraph(f"on must be one of {', '.join(_ON)}, not {on!r}")
         payload, inputs = fill_later(call.task.signature, args, kwargs)
         submission = self._submission(call, payload)
         links = self._links_to(node, _nodes(after), condition, inputs)
@@ -269,7 +269,7 @@ class FlowBuilder:
         """A unique name: that of the task, numbered from the second node on."""
         if name is not None:
             if not check_text(name, "the name of a node", limit=MAX_NAME):
-                raise InvalidGraph("the name of a node is empty")
+                raise InvalidGraph("the name of a node must not be empty")
             if name in self.nodes:
                 raise InvalidGraph(f"two members are called {name!r}")
             return name
@@ -405,7 +405,7 @@ def _nodes(after: object) -> list[Node[Any]]:
     if isinstance(after, Node):
         return [after]
     if not isinstance(after, Iterable) or isinstance(after, str):
-        raise InvalidGraph("after is a node or a list of nodes")
+        raise InvalidGraph("after must be a node or a list of nodes")
     nodes = [check_kind_of(node, Node, "a member of after") for node in after]
     return list(dict.fromkeys(nodes))
 
@@ -414,7 +414,7 @@ def _has_output(value: Any) -> bool:
     if isinstance(value, Output):
         return True
     if isinstance(value, Node):
-        raise InvalidGraph(f"{value!r} is no argument of a task; its output is one")
+        raise InvalidGraph(f"{value!r} cannot be an argument of a task; its output can")
     if isinstance(value, list | tuple):
         items: Iterable[Any] = value
     elif type(value) is dict or isinstance(value, Mapping):

@@ -15,8 +15,8 @@ AT_ONCE = 1000
 
 
 async def find_id(engine: Engine, given: object) -> RunId:
-    """The id of a run, of which `given` may be the uuid alone. Raises InvalidId if it is no id. The
-    id of a run that does not exist names nothing."""
+    """The id of a run, of which `given` may be the uuid alone. Raises InvalidId if it is not an id.
+    The id of a run that does not exist names nothing."""
     parsed = parse_run_id(given)
     if isinstance(parsed, UUID):
         (parsed,) = await engine.views.locate([parsed])
@@ -24,7 +24,8 @@ async def find_id(engine: Engine, given: object) -> RunId:
 
 
 async def find_ids(engine: Engine, given: Sequence[str]) -> list[str]:
-    """The same for many at once. What is no id stays as it is: the engine says so."""
+    """The same for many at once. Text that is not an id stays as it is, and the engine refuses
+    it."""
     read = [_read(text) for text in given]
     unknown = [each for each in read if isinstance(each, UUID)]
     known: dict[UUID, RunId] = {}

@@ -28,7 +28,7 @@ class RateInfo(Struct, frozen=True, kw_only=True):
 
 
 class QuotaInfo(Struct, frozen=True, kw_only=True):
-    """The limits of a quota; None is no limit. `fabric.quota_status` says how full it is."""
+    """The limits of a quota; None means no limit. `fabric.quota_status` says how full it is."""
 
     name: str
     concurrency: int | None
@@ -55,7 +55,7 @@ class QuotaUsage(Struct, frozen=True, kw_only=True):
 
 class BudgetInfo(Struct, frozen=True, kw_only=True):
     """The definition of a budget, and what was spent of it in this period. `overrun` was consumed
-    beyond a hard limit and is no part of `used`; `granted` was allowed on top of soft limits.
+    beyond a hard limit and is not part of `used`; `granted` was allowed on top of soft limits.
 
     `breaches` counts the amounts that a hard limit refused and `soft_breaches` those that exceeded
     a soft limit, resets or not. `breached_at` and `breached_dimension` say when and in which

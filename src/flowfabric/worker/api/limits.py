@@ -1,7 +1,7 @@
 """Limits: the quotas and budgets of a task, and how an application defines and uses them."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from inspect import Parameter, signature
 from typing import Any
 from uuid import UUID
@@ -57,8 +57,8 @@ from flowfabric.worker.api.limit_info import (
     quota_info,
     quota_usage,
 )
+from flowfabric.worker.api.span import Span
 
-Span = str | float | timedelta
 KeyOf = str | Callable[..., object]
 """The name of a parameter, or a function that is called with the arguments it names."""
 Names = Iterable[str | Use] | Mapping[str, str]
@@ -80,12 +80,12 @@ class Limits(Struct, frozen=True, kw_only=True):
         if self.rate is not None:
             parse_rate(self.rate)
         if check_flag(self.smooth, "smooth") and self.rate is None:
-            raise Invalid("smooth is given without a rate")
+            raise Invalid("smooth needs a rate")
         if self.concurrency is not None:
             check_whole(self.concurrency, "concurrency", 1)
         for key, what in ((self.rate_key, "rate_key"), (self.concurrency_key, "concurrency_key")):
             if key is not None and not isinstance(key, str) and not callable(key):
-                raise Invalid(f"{what} is the name of a parameter or a function")
+                raise Invalid(f"{what} must be the name of a parameter or a function")
         force_setattr(self, "quotas", name_uses(self.quotas))
         force_setattr(self, "budgets", check_budget_names(self.budgets))
 
@@ -101,13 +101,13 @@ def check_limits(name: str, limits: Limits, parameters: frozenset[str]) -> tuple
         (limits.concurrency_key, limits.concurrency, "concurrency"),
     ):
         if key is not None and limit is None:
-            raise Invalid(f"{name}: {what}_key is given without a {what}")
+            raise Invalid(f"{name}: {what}_key needs a {what}")
         if isinstance(key, str) and key not in parameters:
             raise Invalid(f"{name}: {what}_key {key!r} is not a parameter of the task")
         if key is None or isinstance(key, str):
             continue
         if not callable(key):
-            raise Invalid(f"{name}: {what}_key is the name of a parameter or a function")
+            raise Invalid(f"{name}: {what}_key must be the name of a parameter or a function")
         for wanted in _names_of(key) or ():
             if wanted not in parameters:
                 raise Invalid(f"{name}: {what}_key takes {wanted!r}, not a parameter of the task")
@@ -176,9 +176,9 @@ class LimitsApi:
         smooth: bool = False,
     ) -> DeclaredLimit[QuotaInfo]:
         """Declares a quota: every worker of this application creates it when it starts, or changes
-        it to these limits; `await` does so at once. Tasks use it by name
-        (`quotas=["openai"]`) or with a key (`quotas={"openai": customer}`); limits per key apply to
-        each key separately, and 0 is no limit. `smooth` spreads the starts of a rate evenly."""
+        it to these limits; `await` does so at once. Tasks use it by name (`quotas=["openai"]`) or
+        with a key (`quotas={"openai": customer}`); limits per key apply to each key separately, and
+        0 means no limit. `smooth` spreads the starts of a rate evenly."""
         quota = Quota(
             name=name,
             concurrency=concurrency,
@@ -360,7 +360,7 @@ def _key_text(value: object, what: str) -> str:
             return check_text(str(value), f"the key {what!r} of a limit", limit=MAX_NAME)
         case _:
             pass
-    raise Invalid(f"the key of a limit is text, a number or a UUID, not {type(value).__name__}")
+    raise Invalid(f"a key of a limit must be text, a number or a UUID, not {type(value).__name__}")
 
 
 def _amounts(given: object, more: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -373,7 +373,7 @@ def _limits(
 ) -> dict[str, Limit]:
     for name in more:
         if name not in soft:
-            raise Invalid(f"more of {name} is given without a soft limit of it")
+            raise Invalid(f"more of {name} needs a soft limit of {name}")
     return {
         name: Limit(hard=hard.get(name), soft=soft.get(name), more=more.get(name))
         for name in {**hard, **soft}

@@ -42,7 +42,7 @@ Tag = str | tuple[str, str] | Mapping[str, str]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """What a list shows of a run. `because` says what it waits for, `failure` is the last one.
-    `run` is the handle with which it is cancelled, replayed or explained."""
+    `run` cancels, replays or explains it."""
 
     id: RunId
     task: str
@@ -161,7 +161,7 @@ def _states(given: States | None) -> tuple[PublicState, ...]:
         return ()
     words = [given] if isinstance(given, str) else given
     if not isinstance(words, Iterable):
-        raise Invalid(f"state is one of {', '.join(PublicState)}, or several of them")
+        raise Invalid(f"state must be one of {', '.join(PublicState)}, or several of them")
     return tuple(_state(word) for word in words)
 
 
@@ -169,7 +169,7 @@ def _state(word: Any) -> PublicState:
     try:
         return PublicState(word)
     except ValueError:
-        raise Invalid(f"a run is {', '.join(PublicState)}, not {str(word)[:80]!r}") from None
+        raise Invalid(f"a run can be {', '.join(PublicState)}, not {str(word)[:80]!r}") from None
 
 
 def one_tag(given: object) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """The options of a task and of one submission, checked where they are written."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -28,9 +28,9 @@ from flowfabric.core.limit.quota import name_uses
 from flowfabric.worker.api.backoff import Backoff, Exponential, retry_policy
 from flowfabric.worker.api.hooks import EndHook
 from flowfabric.worker.api.limits import Limits, Names, budgets_of
+from flowfabric.worker.api.span import Span as Span
 
 T = TypeVar("T")
-Span = str | float | timedelta
 
 
 def span_of(value: Span | None, what: str) -> Millis | None:
@@ -90,7 +90,7 @@ class TaskOptions(Struct, frozen=True, kw_only=True):
         check_priority(self.priority)
         retry_policy(self.retries, self.backoff)
         if self.on_cancel not in (None, "cleanup", "stop"):
-            raise Invalid(f"on_cancel is 'cleanup' or 'stop', not {self.on_cancel!r:.80}")
+            raise Invalid(f"on_cancel must be 'cleanup' or 'stop', not {self.on_cancel!r:.80}")
         for what in ("timeout", "deadline", "every", "cleanup_timeout"):
             _positive_span(getattr(self, what), what)
         span_of(self.retention, "retention")
@@ -117,7 +117,7 @@ def _check_pin(version: object, pin: object) -> None:
 
 def _check_hook(hook: object, what: str) -> None:
     if hook is not None and not callable(hook):
-        raise Invalid(f"{what} is a function, not {type(hook).__name__}")
+        raise Invalid(f"{what} must be a function, not {type(hook).__name__}")
 
 
 class CallOptions(Struct, frozen=True, kw_only=True):

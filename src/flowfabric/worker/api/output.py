@@ -154,5 +154,5 @@ def _read_cursor(cursor: object) -> tuple[int, FrameId]:
     match = _CURSOR.fullmatch(cursor) if isinstance(cursor, str) else None
     if match is None:
         shown = str(cursor)[:80]
-        raise Invalid(f"{shown!r} is no cursor of a stream; one looks like 1:1700000000000-7")
+        raise Invalid(f"{shown!r} is not a cursor of a stream, such as 1:1700000000000-7")
     return int(match[1]) - 1, FrameId.parse(match[2])

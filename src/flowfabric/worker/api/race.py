@@ -285,7 +285,7 @@ def _check_given(given: dict[str, Any]) -> None:
         raise Invalid(f"a race of {len(given)} branches; the limit is {MAX_BRANCHES}")
     for name, each in given.items():
         if not check_signal_name(name, "the name of a branch"):
-            raise Invalid("a branch of a race has a name")
+            raise Invalid("a branch of a race needs a name")
         if not isinstance(each, Run) and not inspect.isawaitable(each):
             kind = type(each).__name__
             raise Invalid(f"branch {name!r} of a race is of type {kind}, which cannot be awaited")

@@ -36,7 +36,7 @@ PAGE = 1000
 
 class LaneInfo(Struct, frozen=True, kw_only=True):
     """A lane. `state` is open, paused or draining; `by`, `reason` and `since` belong to its last
-    change. `concurrency` is how many may run at once, None any number."""
+    change. `concurrency` is how many may run at once; None means any number."""
 
     name: str
     state: str
@@ -144,7 +144,7 @@ class WorkersApi:
     async def delete(
         self, instance: str, *, reason: str, namespace: str = "default", revoke: bool = False
     ) -> None:
-        """Marks a worker dead that will not come back. With `revoke`, other workers continue its
+        """Marks a worker that will not come back as dead. With `revoke`, other workers continue its
         runs at once; otherwise when its leases expire."""
         workers = (await self._client.engine()).workers
         answer = await workers.mark_dead(

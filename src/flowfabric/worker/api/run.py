@@ -34,7 +34,6 @@ from flowfabric.worker.errors import (
 from flowfabric.worker.run.branches import inside_step
 from flowfabric.worker.run.race import racing
 
-R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 
@@ -283,13 +282,8 @@ async def _next(items: AsyncGenerator[T, None]) -> T | None:
 
 def _payload(arguments: Mapping[str, object]) -> bytes:
     if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments):
-        raise Invalid("arguments of a fork are given by name: {'order': 7}")
+        raise Invalid("give the arguments of a fork by name: {'order': 7}")
     return encode(dict(arguments))
-
-
-async def gather_results(runs: "list[Run[R]]", timeout: Seconds | None = None) -> list[R]:
-    """The results of many runs, in order. One query serves all of them."""
-    return await asyncio.gather(*(run.result(timeout) for run in runs))
 
 
 async def _timeout(engine: Engine, id: RunId, report: str) -> ResultTimeout:

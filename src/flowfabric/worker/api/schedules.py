@@ -18,9 +18,8 @@ from flowfabric.worker.api.blocking import Block, blocking
 from flowfabric.worker.api.client import Client
 from flowfabric.worker.api.options import CallOptions, TaskOptions
 from flowfabric.worker.api.run import Run
+from flowfabric.worker.api.span import Span
 from flowfabric.worker.api.task import Task
-
-Span = str | float | timedelta
 
 
 class ScheduleInfo(Struct, frozen=True, kw_only=True):

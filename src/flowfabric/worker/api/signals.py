@@ -115,7 +115,7 @@ class SignalsApi:
         if token is not None:
             raise Invalid(_WHERE_IT_BELONGS)
         if name is None:
-            raise Invalid("a signal to a run has a name")
+            raise Invalid("a signal to a run needs a name")
         return await _answer(id, engine.signals.send(id, name, delivery))
 
     async def approve(
@@ -128,9 +128,9 @@ class SignalsApi:
         comment: str = "",
         token: Token | str | None = None,
     ) -> Sent:
-        """Approves what a run waits for. With `about` only if that is exactly the thing that is
-        to be approved. The name may be left out if the run waits for one approval. With a token,
-        the target is the id that goes with it (`approval.id`)."""
+        """Approves what a run waits for. With `about`, only if that is exactly what the run asks
+        about. The name may be left out if the run waits for one approval. With a token, the target
+        is the id that goes with it (`approval.id`)."""
         return await self._decide(target, name, APPROVED, approver, about, comment, token)
 
     async def reject(
@@ -272,7 +272,7 @@ def _address(target: object) -> tuple[ExecutionId, UUID | None]:
     if isinstance(target, UUID | RunId):
         return _whole(target), None
     if not isinstance(target, str):
-        raise Invalid(f"a run, or an id, not {type(target).__name__}")
+        raise Invalid(f"give a run or its id, not {type(target).__name__}")
     id, slash, waitpoint = target.partition("/")
     found = parse_uuid(waitpoint, "waitpoint") if slash else None
     return _whole(id), found
@@ -300,7 +300,7 @@ async def _named(engine: Engine, id: RunId, name: str | None) -> UUID:
         shown = without_secrets(name or "(nothing is waited for)")
         raise NotFound("waitpoint", shown)
     if len(matching) > 1 and name is None:
-        raise Invalid(f"{len(matching)} waitpoints are open: say which by name")
+        raise Invalid(f"run {id} has {len(matching)} open waitpoints: name one of them")
     matching.sort(key=lambda item: item.state != "active")  # one that is waited at first
     return matching[0].id
 

@@ -17,7 +17,7 @@ from flowfabric.core.base.text import (
     check_kind,
 )
 from flowfabric.core.base.time import Millis, from_datetime, parse_span
-from flowfabric.core.execution.cleaning import CLEANUP_TIME
+from flowfabric.core.execution.outcome import CLEANUP_TIME
 from flowfabric.core.execution.policy import (
     CleanupPolicy,
     Policy,

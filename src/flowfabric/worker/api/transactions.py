@@ -107,7 +107,7 @@ class Completion:
         if not await foreign.complete(connection, self._ending(self._claim.snapshot, body)):
             snapshot = await (current or self.current)()
             if not await foreign.complete(connection, self._ending(snapshot, body)):
-                raise StaleLease("the run was completed in this transaction already")
+                raise StaleLease(f"{snapshot.run} was completed in this transaction already")
         self._on_written()
 
     async def current(self) -> Snapshot:
@@ -115,12 +115,12 @@ class Completion:
         uuid = self._claim.uuid
         snapshot = present((await self._engine.views.load([uuid])).get(uuid), self._claim.id)
         if isinstance(enter(snapshot, self._engine.now(), self._claim.owner), Change):
-            raise LeaseExpired("the lease ran out")
+            raise LeaseExpired(f"the lease of {snapshot.run} has expired")
         return snapshot
 
     def _ending(self, snapshot: Snapshot, body: bytes) -> foreign.TransactionEnding:
         if snapshot.head.flags & ~_SIMPLE:
-            raise Invalid("this run has waitpoints and cannot end in a transaction")
+            raise Invalid(f"{snapshot.run} has waitpoints and cannot end in a transaction")
         now, claim = self._engine.now(), self._claim
         return foreign.TransactionEnding(
             uuid=claim.uuid,

@@ -102,7 +102,7 @@ class Callback(Generic[T]):
         self, as_type: Any = Any, *, timeout: Span | None = None
     ) -> Coroutine[Any, Any, Any]:
         """The payload of the answer, without a worker slot until it is here; the same whenever it
-        is asked for. No further answer is accepted then, also when the time was over."""
+        is asked for. Afterwards no further answer is accepted, even after a timeout."""
         binding = _binding(self._waitpoint, self._key)
         wanted = _Wanted(Single(self._key), (binding,), "waiting_for_callback", _span(timeout))
         self._place = self._place or self._waits._place(f"callback:{self._key}")
@@ -122,9 +122,10 @@ class Approval:
         return f"Approval({self._asked.name!r}, {self.id})"
 
     async def token(self, approver: str | None = None, *, expires: Span | None = None) -> Token:
-        """A token for one approver and one use; where no approvers are named also one for anyone,
-        whose holders all count as one. The same whenever the handler runs again: `expires` is
-        counted from the first time this very call was made, which is recorded as a step."""
+        """A token for one approver and one use. An approval that names no approvers also has one
+        for anyone, whose holders all count as one. The same whenever the handler runs again:
+        `expires` is counted from the first time this very call was made, which is recorded as a
+        step."""
         waits, named = self._waits, self._asked.terms.approvers
         if named and approver not in named:
             if approver is None:
@@ -269,7 +270,7 @@ class WaitsApi:
     def callback(self, name: str = "callback") -> Coroutine[Any, Any, Callback[Any]]:
         """An id and a token to hand out, for one answer from outside that is awaited later."""
         if not check_signal_name(name, "callback name"):
-            raise Invalid("a callback has a name")
+            raise Invalid("a callback needs a name")
         return self._callback(self._place(f"callback-for:{name}"), name)
 
     async def wait_at(self, place: StepPlace, name: str, timeout: Span | None) -> None:
@@ -289,7 +290,7 @@ class WaitsApi:
             raise Invalid("wait for at least one signal")
         for name in wanted:
             if not check_signal_name(name):
-                raise Invalid("a signal has a name")
+                raise Invalid("a signal needs a name")
         if len(set(wanted)) != len(wanted):
             raise Invalid("a signal is named twice")
         snapshot = self._claim.snapshot
@@ -477,7 +478,7 @@ def _derived(snapshot: Snapshot, place: StepPlace, what: str, *more: str) -> UUI
 def approval_terms(name: str, of: int, approvers: Sequence[str], about: object = None) -> Terms:
     """What an approval accepts; raises if nothing could ever approve it."""
     if not check_signal_name(name, "approval name"):
-        raise Invalid("an approval has a name")
+        raise Invalid("an approval needs a name")
     named = tuple(str(each) for each in check_names(approvers, "approvers"))
     check_whole(of, "of", 1, MAX_APPROVERS)
     if named and of > len(named):

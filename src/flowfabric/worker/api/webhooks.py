@@ -130,7 +130,7 @@ def verify_webhook(
     tolerance: Span = TOLERANCE,
 ) -> dict[str, Any]:
     """The event in a delivery, for those who receive it. Raises Unauthorized if none of the secrets
-    has signed it, or if that was longer ago than `tolerance`; Invalid if it is no event.
+    has signed it, or if that was longer ago than `tolerance`; Invalid if it is not an event.
 
     `headers` are those of the request, in any spelling, and `body` is exactly what was received. A
     delivery may come twice: its header `FlowFabric-Event-Id` stays the same."""
@@ -149,5 +149,5 @@ def verify_webhook(
     try:
         event = msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise Invalid("the delivery is no event") from None
+        raise Invalid("the body of the delivery is not an event") from None
     return event

@@ -96,7 +96,7 @@ class Executor:
                 active.again, active.scope = True, None
         except LeaseLost as error:
             log.info(
-                "%s ended after its lease was lost; nothing is reported: %s",
+                "run %s ended after its lease was lost; nothing is reported: %s",
                 active.claim.uuid,
                 error,
                 extra=active.fields,
@@ -104,7 +104,8 @@ class Executor:
             )
         except FlowFabricError as error:
             log.warning(
-                "how %s ended could not be reported; its lease expires and it is taken over: %s",
+                "the end of run %s could not be reported; its lease expires and another worker "
+                "takes it over: %s",
                 active.claim.uuid,
                 error,
                 extra=active.fields,
@@ -306,7 +307,7 @@ class Executor:
             await active.lease.confirm(self._engine, pointless, ahead=half)
         except LeaseLost as error:
             log.info(
-                "%s is not started: the reply to its claim came too late: %s",
+                "run %s is not started: the reply to its claim came too late: %s",
                 active.claim.uuid,
                 error,
                 extra=active.fields,
@@ -324,7 +325,7 @@ class Executor:
 
     def _blocked(self, claim: Claim, handler: Task[Any, Any], changed: StepsChanged) -> Report:
         log.warning(
-            "%s is blocked by code: %s; it waits for a worker with other code of %s, or for "
+            "run %s is blocked by code: %s; it waits for a worker with other code of %s, or for "
             "`flowfabric run unblock %s`",
             claim.uuid,
             changed.detail,
@@ -384,7 +385,7 @@ class Executor:
 
 def _unknown(claim: Claim) -> Report:
     log.warning(
-        "no task is named %r here; %s is left to another worker",
+        "no task is named %r here; run %s is left to another worker",
         claim.kind,
         claim.uuid,
         extra=fields_of(claim),

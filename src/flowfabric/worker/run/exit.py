@@ -7,6 +7,7 @@ import selectors
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import thread as pool_threads
 from contextlib import suppress
 
@@ -16,6 +17,18 @@ CLOSING = 3.0
 """Seconds the program has to close what is its own, when a handler or a thread was left behind."""
 
 _SIGNAL, _LEFT, _CLEAN = b"s", b"l", b"c"
+
+
+def when_parent_ends(stop: Callable[[], None]) -> None:
+    """Calls `stop` when the process that started this one has ended, in whichever way: it holds the
+    other end of the standard input."""
+    loop, stdin = asyncio.get_running_loop(), sys.stdin.fileno()
+
+    def ended() -> None:
+        loop.remove_reader(stdin)
+        stop()
+
+    loop.add_reader(stdin, ended)
 
 
 class ExitGuard:

@@ -25,11 +25,11 @@ def check_lifespan(function: object) -> Callable[[Any], AbstractAsyncContextMana
     """The argument, as a function that returns an async context manager; Invalid if it cannot be
     one. A bare async generator function is accepted too."""
     if not callable(function):
-        raise Invalid(f"a lifespan is a function, not {type(function).__name__}")
+        raise Invalid(f"a lifespan must be a function, not {type(function).__name__}")
     if inspect.isasyncgenfunction(function):
         return asynccontextmanager(function)
     if inspect.iscoroutinefunction(function):
-        raise Invalid("a lifespan yields once between start-up and shutdown; this one never does")
+        raise Invalid("a lifespan must yield once between start-up and shutdown; this never does")
     return function
 
 
@@ -86,7 +86,7 @@ class Lifespan:
         manager = self._factory() if self._factory is not None else None
         if not isinstance(manager, AbstractAsyncContextManager):
             raise Invalid(
-                f"a lifespan returns an async context manager, not {type(manager).__name__}: "
+                f"a lifespan must return an async context manager, not {type(manager).__name__}: "
                 "decorate it with contextlib.asynccontextmanager"
             )
         async with manager as self.value:

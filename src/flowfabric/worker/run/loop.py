@@ -62,8 +62,8 @@ EXIT_AFTER = LAST_MOMENT + 4.0
 
 
 _LOSSES = {
-    Loss.GONE: "the lease of %s was lost",
-    Loss.UNRENEWED: "the lease of %s was lost: it could not be renewed in time",
+    Loss.GONE: "the lease of run %s was lost",
+    Loss.UNRENEWED: "the lease of run %s was lost: it could not be renewed in time",
 }
 
 
@@ -345,15 +345,16 @@ class Worker:
         active.scope = active.job = active.raised = None  # they refer to each other: let them go
         if not job.cancelled() and (error := job.exception()) is not None:
             log.error(
-                "how %s ended could not be reported; its lease expires and it is taken over",
+                "the end of run %s could not be reported; its lease expires and another worker "
+                "takes it over",
                 active.claim.uuid,
                 extra=active.fields,
                 exc_info=error,
             )
         if active.thread is not None and active.lingers:
             log.warning(
-                "%s was stopped, but its thread still runs; its slot stays taken until the thread "
-                "ends. Call ctx.heartbeat() in plain functions that run long.",
+                "run %s was stopped, but its thread still runs; its slot stays taken until the "
+                "thread ends. Call ctx.heartbeat() in plain functions that run long.",
                 active.claim.uuid,
                 extra=active.fields,
             )
@@ -372,7 +373,7 @@ class Worker:
         if loss is Loss.ENDED:
             if active.completed:
                 return  # by its handler, in the application's transaction
-            log.debug("%s was ended by others; its handler is stopped", active.claim.uuid)
+            log.debug("run %s was ended by others; its handler is stopped", active.claim.uuid)
         else:
             text = _LOSSES[loss] % active.claim.uuid
             log.warning("%s; its handler is stopped", text, extra=active.fields)
@@ -414,7 +415,7 @@ class Worker:
         stuck = [active for active in self.active.values() if active.handling]
         for active in stuck:
             log.warning(
-                "the handler of %s does not stop; its run is handed back",
+                "the handler of run %s does not stop; the run is handed back",
                 active.claim.uuid,
                 extra=active.fields,
             )

@@ -76,7 +76,7 @@ def settling(claim: Claim, otherwise: Report, raised: BaseException | None) -> R
         engine.hints.send(Topic.ENDINGS)  # wakes those that wait for the result
         if raised is not None:
             log.warning(
-                "%s is completed; its handler raised afterwards",
+                "run %s is completed; its handler raised afterwards",
                 claim.uuid,
                 exc_info=raised,
                 extra={"run": str(claim.uuid), "task": claim.kind},

@@ -113,7 +113,7 @@ class ProbationWard:
                     await asyncio.wait(jobs)
         except TimeoutError:
             log.info(
-                "%s may have ended its last worker; it begins beside other runs",
+                "run %s may have ended its last worker; it begins beside other runs",
                 active.claim.uuid,
                 extra=active.fields,
             )

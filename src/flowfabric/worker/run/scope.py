@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from flowfabric.core.base.errors import LeaseLost
-from flowfabric.core.execution.cleaning import CLEANUP_TIME
 from flowfabric.core.execution.model import Start
+from flowfabric.core.execution.outcome import CLEANUP_TIME
 from flowfabric.core.wait.model import Signal
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim

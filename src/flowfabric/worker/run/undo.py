@@ -60,7 +60,7 @@ async def undo_all(scope: CallScope, undos: list[Work]) -> Exception | None:
             raise
         except Exception as raised:
             log.warning(
-                "undoing %s of %s failed",
+                "undoing %s of run %s failed; the rest is still undone",
                 work.name,
                 scope.claim.uuid,
                 exc_info=raised,

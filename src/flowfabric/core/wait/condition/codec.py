@@ -49,7 +49,7 @@ _ANY_SIGNAL = {"kind": "Single", "matcher": {"kind": "Wildcard"}}
 
 
 def read_condition(members: object) -> Condition:
-    """The condition with these JSON members; `Invalid` when they are none.
+    """The condition with these JSON members; `Invalid` when they do not make one.
 
     Only its form is looked at: whether it makes sense is for `check_condition` to say.
     """
