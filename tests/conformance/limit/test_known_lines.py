@@ -96,6 +96,59 @@ async def test_an_ending_in_an_empty_line_is_added_without_a_look_at_it(
     assert await slots(lab) == (2, 1)
 
 
+async def test_an_ending_in_a_full_line_in_which_no_run_waits_needs_no_look_at_it(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I-28: the process has admitted both runs when they were created, and has seen those go that
+    came to wait"""
+    await acquainted(lab)
+    looks = Looks(lab, monkeypatch)
+    await finish(lab, await began(lab, KEY))
+    assert looks.lines == [{}]
+    first, second = await began(lab, KEY), await one(lab, KEY)
+    await finish(lab, first)
+    assert [list(lines.values()) for lines in looks.lines[1:]] == [[1]]
+    await finish(lab, await lab.claim_one())
+    assert looks.lines[2:] == [{}]
+    assert await lab.state(second) == "completed"
+    await crowd(lab, 2, KEY)
+    assert await slots(lab) == (1, 1)
+
+
+async def test_a_run_of_another_process_in_a_full_line_is_not_missed(
+    lab: Lab, second_lab: Lab
+) -> None:
+    """I-28: this process has filled the line, and knows of no run that waits in it"""
+    await acquainted(lab)
+    claim = await began(lab, KEY)
+    id = await one(second_lab, KEY)
+    assert await slots(lab) == (1, 1)
+    await finish(lab, claim)
+    assert (await lab.claim_one()).id == id
+
+
+async def test_a_run_of_a_rival_that_a_look_admits_leaves_ours_to_the_look_of_the_rival(
+    lab: Lab, second_lab: Lab, race: Race
+) -> None:
+    """I-28: this process has counted one run that waits, and its look admits the rival's, which is
+    more urgent"""
+    await acquainted(lab)
+    claim = await began(lab, KEY)
+    ours = await one(lab, KEY)
+    theirs = ""
+
+    async def rival() -> None:
+        nonlocal theirs
+        theirs = await one(second_lab, KEY, priority=9, key="order-7")
+
+    race.before("serve", rival)
+    await finish(lab, claim)
+    urgent = await lab.claim_one()
+    assert urgent.id == theirs
+    await finish(lab, urgent)
+    assert (await lab.claim_one()).id == ours
+
+
 async def test_the_slot_of_an_ending_is_offered_without_counting(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

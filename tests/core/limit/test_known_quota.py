@@ -22,6 +22,48 @@ def test_an_ending_gives_room_to_an_empty_line_which_needs_no_look() -> None:
     assert quota.ask([LINE]) == {}
 
 
+def test_an_ending_in_a_line_that_submissions_have_filled_needs_no_look() -> None:
+    """None of them has come to wait there."""
+    quota = known(2)
+    quota.take({LINE: 2}, {})
+    quota.give_back([LINE], looks=1)
+    assert (quota.room, quota.ask([LINE])) == ({LINE: 1}, {})
+
+
+def test_a_line_is_empty_when_as_many_were_admitted_as_have_come_to_wait() -> None:
+    quota = known(1)
+    quota.take({LINE: 1}, {LINE: 2})
+    for left in (1, 0):
+        quota.give_back([LINE], looks=1)
+        asked = quota.ask([LINE])
+        assert asked == {LINE: 1}, left
+        quota.learn(asked, {LINE: 0}, (), 2)
+    quota.give_back([LINE], looks=2)
+    assert (quota.room, quota.ask([LINE])) == ({LINE: 1}, {})
+
+
+def test_a_slot_that_is_given_back_while_the_last_run_is_admitted_is_room() -> None:
+    quota = known(1)
+    quota.take({LINE: 1}, {LINE: 1})
+    quota.give_back([LINE], looks=1)
+    asked = quota.ask([LINE])
+    quota.give_back([LINE], looks=1)
+    quota.learn(asked, {LINE: 0}, (), 2)
+    assert (quota.room, quota.ask([LINE])) == ({LINE: 1}, {})
+
+
+def test_a_run_that_comes_to_wait_in_another_way_is_not_counted() -> None:
+    """A retry, an idempotency key: how many there are is not known then."""
+    quota = known(1)
+    quota.take({LINE: 1}, {})
+    quota.wait([LINE])
+    for _ in range(3):
+        quota.give_back([LINE], looks=1)
+        asked = quota.ask([LINE])
+        assert asked == {LINE: 1}
+        quota.learn(asked, {LINE: 0}, (), 2)
+
+
 def test_the_slots_of_a_full_line_are_for_runs_that_wait_in_it() -> None:
     """A new run finds the line full, until a look has found that none waits."""
     quota = known(0)
@@ -73,7 +115,7 @@ def test_a_look_that_counts_nothing_and_an_ending_do_not_touch_each_other() -> N
 
 def test_a_slot_that_is_given_back_during_a_submission_is_for_the_run_that_found_no_room() -> None:
     quota = known(1)
-    quota.take({LINE: 1})
+    quota.take({LINE: 1}, {LINE: 1})
     quota.give_back([LINE], looks=1)
     assert quota.room == {LINE: 0}
     assert quota.ask([LINE]) == {LINE: 1}

@@ -26,12 +26,13 @@ _RANK = attrgetter("head.rank")
 class Admissions(Struct, frozen=True):
     """New runs as they are when they are admitted, and runs whose lines are `full`, if the quotas
     still have these versions; both by the numbers of their ids, which are compared faster than
-    ids. `taken` is the room that is taken, by quota and line."""
+    ids. `taken` is the room that is taken, and `waiting` how many wait, by quota and line."""
 
     versions: Mapping[str, int]
     admitted: Mapping[int, Snapshot]
     full: Collection[int]
     taken: Mapping[str, Mapping[int, int]]
+    waiting: Mapping[str, Mapping[int, int]]
 
     def written(self, creations: Iterable[Creation]) -> list[Creation]:
         """The creations if the versions stand."""
@@ -53,8 +54,7 @@ def at_submission(
     """Admits new runs as far as there is room, those of the best rank first. Runs that wait for
     something else, runs of lines that are not known, and runs of routes from which no worker can
     claim are left as they are."""
-    moments = {quota: moment_after(found.turn, now) for quota, found in known.items()}
-    taken: dict[str, dict[int, int]] = {}
+    parts: dict[str, _Part] = {}
     admitted: dict[int, Snapshot] = {}
     full: set[int] = set()
     for snapshot in sorted(filter(waits_at_limit, snapshots), key=_RANK):
@@ -63,19 +63,41 @@ def at_submission(
         if policy is None or len(policy.quotas) > 1 or (closed and execution.route in closed):
             continue
         quota, queue = policy.quotas[0].quota, policy.queue
-        if quota not in known:
+        if (part := parts.get(quota)) is None:
+            if quota not in known:
+                continue
+            part = parts[quota] = _Part(known[quota], now)
+        free = part.room.get(queue)
+        if free is None:
             continue
-        room = known[quota].room.get(queue)
-        if room is None:
-            continue
-        lines = taken.setdefault(quota, {})
-        before = lines.get(queue, 0)
-        if before < room:
-            lines[queue] = before + 1
-            admitted[execution.uuid.int] = _admitted(snapshot, moments[quota])
+        taken = part.taken.get(queue, 0)
+        if taken < free:
+            part.taken[queue] = taken + 1
+            admitted[execution.uuid.int] = _admitted(snapshot, part.moment)
         else:
+            part.waiting[queue] = part.waiting.get(queue, 0) + 1
             full.add(execution.uuid.int)
-    return Admissions({quota: known[quota].version for quota in taken}, admitted, full, taken)
+    used = {quota: part for quota, part in parts.items() if part.taken or part.waiting}
+    return Admissions(
+        versions={quota: part.version for quota, part in used.items()},
+        admitted=admitted,
+        full=full,
+        taken={quota: part.taken for quota, part in used.items()},
+        waiting={quota: part.waiting for quota, part in used.items()},
+    )
+
+
+class _Part:
+    """What new runs have used of one quota."""
+
+    __slots__ = ("moment", "room", "taken", "version", "waiting")
+
+    def __init__(self, known: KnownQuota, now: Millis) -> None:
+        self.version = known.version
+        self.room = known.room
+        self.moment = moment_after(known.turn, now)
+        self.taken: dict[int, int] = {}
+        self.waiting: dict[int, int] = {}
 
 
 def waits_at_limit(snapshot: Snapshot) -> bool:

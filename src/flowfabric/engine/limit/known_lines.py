@@ -181,7 +181,7 @@ class KnownLines(Service):
         if not found.versions:
             return Written(creations, await store.submit(creations, now))
         for quota, lines in found.taken.items():
-            self._quotas[quota].take(lines)
+            self._quotas[quota].take(lines, found.waiting[quota])
         stood = False
         try:
             existing, stood = await store.submit_and_admit(creations, found, now)
