@@ -21,14 +21,13 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.execution.submission import Creation
-from flowfabric.core.limit.at_submission import Admissions
+from flowfabric.core.limit.at_submission import Admissions, waits_at_limit
 from flowfabric.core.limit.release import Release
 from flowfabric.core.limit.spend import BudgetLedger
 from flowfabric.engine.commit import retry
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.limit import budget_gate, known_budgets, releases, sweep
-from flowfabric.engine.limit.releases import waits_for_limits
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import LinesRequest, OtherVersion, Query, ServedLines
@@ -90,10 +89,10 @@ class Witness(Wrapper):
         return through
 
     async def serve(self, ask: LinesRequest) -> ServedLines | OtherVersion | None:
-        before = [each for each in await everything(self.inner) if waits_for_limits(each)]
+        before = [each for each in await everything(self.inner) if waits_at_limit(each)]
         served = await self.inner.serve(ask)
         after = await self.inner.load([each.execution.uuid for each in before])
-        through = [each for each in before if not waits_for_limits(after[each.execution.uuid])]
+        through = [each for each in before if not waits_at_limit(after[each.execution.uuid])]
         assert len(through) == (0 if not isinstance(served, ServedLines) else served.moved)
         self._book.let_through(through, ask.now)
         return served

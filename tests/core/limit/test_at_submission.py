@@ -42,6 +42,7 @@ def test_runs_are_admitted_as_far_as_there_is_room() -> None:
     assert found.full == {3}
     assert found.versions == {"q": 7}
     assert found.taken == {"q": {queue(q="k"): 2}}
+    assert found.waiting == {"q": {queue(q="k"): 1}}
 
 
 def test_the_most_urgent_comes_first() -> None:
@@ -86,9 +87,8 @@ def test_a_run_that_no_worker_can_take_gets_no_slot() -> None:
     assert (found.versions, found.admitted) == ({}, {})
 
 
-def test_creations_are_written_as_they_were_admitted() -> None:
-    creations = [creation(number) for number in (1, 2)]
-    found = at_submission([each.snapshot for each in creations], NOW, known(1), ())
-    first, second = found.written(creations)
-    assert isinstance(first.snapshot.state, Ready)
-    assert second is creations[1]
+def test_runs_are_written_as_they_were_admitted() -> None:
+    snapshots = runs(2)
+    first, second = at_submission(snapshots, NOW, known(1), ()).written(snapshots)
+    assert isinstance(first.state, Ready)
+    assert second is snapshots[1]

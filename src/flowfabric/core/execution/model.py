@@ -401,6 +401,8 @@ WITH_SLOT = (Ready, Lost, Active)
 """States in which an execution holds the slots of its quotas. A tuple: a union would be built by
 every test."""
 
+_WITHOUT_SLOT = (Waiting, Suspended)
+
 
 class Snapshot(Struct, frozen=True, gc=False):
     """One execution at one version: what a rule decides on."""
@@ -421,7 +423,7 @@ class Snapshot(Struct, frozen=True, gc=False):
         if new.life.grant is not None and isinstance(state, Ready) and state.hold is None:
             state = replace(state, hold=granted_hold(new))
         after = Snapshot(self.execution, new, state)
-        if int(new.flags) & _LIMITS and isinstance(state, Waiting | Suspended):
+        if int(new.flags) & _LIMITS and isinstance(state, _WITHOUT_SLOT):
             return replace(after, head=replace(new, rank=after.place))  # no slot, no admission
         return after
 

@@ -161,14 +161,14 @@ def parse_policy(data: bytes | str | Mapping[str, Any] | Policy | None) -> Polic
     """
     if data is None or data is DEFAULT_POLICY:
         return DEFAULT_POLICY
-    if isinstance(data, Policy) and _text_of(data) is not None:
+    if isinstance(data, Policy) and id(data) in _parsed:
         return data
     text = _as_json(data)
     check_size(len(text), "policy", MAX_POLICY)
     if len(text) > _CACHED_SIZE:
         return _parse(text)
     policy = _parse_cached(text)
-    if _text_of(policy) is None:
+    if id(policy) not in _parsed:
         if len(_parsed) >= _CACHED:
             _parsed.clear()
         _parsed[id(policy)] = policy, write(policy)
@@ -186,7 +186,8 @@ def check_retries(retries: object, backoff: object) -> RetryPolicy:
 
 def write_policy(policy: Policy) -> bytes:
     """The policy as JSON, members at their default left out."""
-    return _text_of(policy) or write(policy)
+    known = _parsed.get(id(policy))
+    return write(policy) if known is None else known[1]
 
 
 def read_policy(data: bytes) -> Policy:
@@ -197,11 +198,6 @@ def read_policy(data: bytes) -> Policy:
 # Policies that were checked, by their ids, and how each is written: equal documents share one
 # policy. It is kept here, so no other object can have its id.
 _parsed: dict[int, tuple[Policy, bytes]] = {}
-
-
-def _text_of(policy: Policy) -> bytes | None:
-    known = _parsed.get(id(policy))
-    return None if known is None else known[1]
 
 
 @lru_cache(maxsize=_CACHED)

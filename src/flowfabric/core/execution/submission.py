@@ -154,12 +154,11 @@ def _execution(
 ) -> Execution:
     rules = policy or DEFAULT_POLICY
     given = None if submission.id is None else ExecutionId(submission.id)
-    route = Route(
-        check_namespace(submission.namespace),
-        check_lane(submission.lane),
-        check_kind(submission.kind),
-        rules.capabilities,
-    )
+    place = submission.namespace, submission.lane, submission.kind, rules.capabilities
+    try:
+        route = _known_route(*place)
+    except TypeError:  # a member of a wrong type has no hash
+        route = _route(*place)
     execution = Execution(
         uuid=fresh if given is None else given.uuid,
         created_at=now,
@@ -171,6 +170,14 @@ def _execution(
     if given is not None and not given.names(execution.id):
         raise InvalidId("wrong_partition", given)
     return execution
+
+
+def _route(namespace: str, lane: str, kind: str, capabilities: tuple[str, ...]) -> Route:
+    return Route(check_namespace(namespace), check_lane(lane), check_kind(kind), capabilities)
+
+
+_known_route = lru_cache(maxsize=4096)(_route)
+"""Runs share their route, so that it is compared by identity first."""
 
 
 def _facts(submission: Submission, rules: Policy, now: Millis) -> Facts:

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Gate, Ready, Route, Snapshot, Waiting
-from flowfabric.core.execution.submission import Creation
 from flowfabric.core.limit.known_quota import KnownQuota
 from flowfabric.core.limit.release import moment_after
 
@@ -34,15 +33,10 @@ class Admissions(Struct, frozen=True):
     taken: Mapping[str, Mapping[int, int]]
     waiting: Mapping[str, Mapping[int, int]]
 
-    def written(self, creations: Iterable[Creation]) -> list[Creation]:
-        """The creations if the versions stand."""
+    def written(self, snapshots: Iterable[Snapshot]) -> list[Snapshot]:
+        """The new runs if the versions stand."""
         admitted = self.admitted
-        return [
-            creation
-            if (ready := admitted.get(creation.snapshot.execution.uuid.int)) is None
-            else replace(creation, snapshot=ready)
-            for creation in creations
-        ]
+        return [admitted.get(each.execution.uuid.int, each) for each in snapshots]
 
 
 def at_submission(

@@ -112,9 +112,9 @@ class KnownQuota:
             if queue not in room:  # it has no row, so its slots cannot be counted
                 self.forget((queue,))
             elif queue in self._asked:
-                self._learn_line(queue, room[queue], known)
                 if known is None:
                     self._counted_by[queue] = look
+                self._learn_line(queue, room[queue], known)
         self._asked = set()
         self.offer(left)
 

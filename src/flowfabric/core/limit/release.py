@@ -199,13 +199,11 @@ def serve(lines: Iterable[OpenLine], latest: int, now: Millis, most: int) -> Lin
             if line.waiting
         ]
     )
-    deepest = max([len(waiting) for *_, waiting in ordered], default=0)
-    chosen = [
-        (queue, waiting[place][1])
-        for place in range(deepest)
-        for _, _, queue, waiting in ordered
-        if place < len(waiting)
-    ][:most]
+    chosen = [(queue, waiting[0][1]) for _, _, queue, waiting in ordered]
+    deeper = [(queue, waiting) for _, _, queue, waiting in ordered if len(waiting) > 1]
+    for place in range(1, max([len(waiting) for _, waiting in deeper], default=0)):
+        chosen += [(queue, w[place][1]) for queue, w in deeper if place < len(w)]
+    del chosen[most:]
     turns: Turns[bytes] = Turns(latest, now)
     turn = 0
     moves: list[tuple[bytes, Millis]] = []
@@ -260,9 +258,11 @@ class Turns(Generic[Id]):
         self._before = id
         if behind and self.moment < self._latest_moment:
             self._turn = _next_moment(self._turn)
+            self.moment = self._moment()
         else:
             self._turn += 1
-        self.moment = self._moment()
+            if self._turn % TURNS == 0:
+                self.moment = self._moment()
         return self._turn
 
     def _moment(self) -> Millis:

@@ -16,7 +16,6 @@ from flowfabric.core.execution.model import (
     Ended,
     Execution,
     Flags,
-    Gate,
     Lost,
     Ready,
     Snapshot,
@@ -26,6 +25,7 @@ from flowfabric.core.execution.model import (
 )
 from flowfabric.core.flow.model import Flow
 from flowfabric.core.flow.outbox import OutboxEntry
+from flowfabric.core.limit.at_submission import waits_at_limit
 from flowfabric.engine.commit.observer import watching
 from flowfabric.store.contract import Store
 from flowfabric.store.hints import NOTHING, Topic, Topics
@@ -116,13 +116,15 @@ class PostCommit:
         if (seen := watching()) is not None:
             seen.created(found)
         waiting = [each for each in found if not isinstance(each.state, Ready)]
+        is_any_ready = len(waiting) < len(found)
+        if full:
+            waiting = [each for each in waiting if each.execution.uuid.int not in full]
         due = [*map(_due_at, waiting), *[each.deadline_at for each in found]]
-        queued = [each.execution for each in waiting if _waits_for_limits(each)]
         self.publish(
             Commit(
                 created=found,
-                ready=len(waiting) < len(found),
-                queued=tuple([each for each in queued if each.uuid.int not in full]),
+                ready=is_any_ready,
+                queued=tuple([each.execution for each in waiting if waits_at_limit(each)]),
                 due_at=earliest(due),
             )
         )
@@ -183,12 +185,12 @@ class _Effects:
 
     def _add_limited(self, before: Snapshot, after: Snapshot) -> None:
         """One with limits that gave a slot back, or waits for one."""
-        if isinstance(after.state, WITH_SLOT):
-            return
         if isinstance(before.state, WITH_SLOT):
-            freed = self._freed if isinstance(after.state, Ended) else self._limited
-            freed.append(after.execution)
-        elif _waits_for_limits(after):
+            if isinstance(after.state, Ended):
+                self._freed.append(after.execution)
+            elif not isinstance(after.state, WITH_SLOT):
+                self._limited.append(after.execution)
+        elif waits_at_limit(after):
             self._queued.append(after.execution)
 
     def commit(
@@ -221,10 +223,6 @@ def _due_at(snapshot: Snapshot) -> Millis | None:
             return at
         case _:
             return None
-
-
-def _waits_for_limits(snapshot: Snapshot) -> bool:
-    return isinstance(snapshot.state, Waiting) and snapshot.state.gate is Gate.LIMIT
 
 
 def _closes(before: Snapshot, after: Snapshot) -> bool:

@@ -325,12 +325,10 @@ class Executions(Service):
 
     async def _flush_creations(self, creations: list[Creation]) -> list[Any]:
         written = await self._lines.submit(creations, self._now())
-        pairs = list(zip(written.creations, written.existing, strict=True))
-        self._context.post_commit.created(
-            (creation.snapshot for creation, existing in pairs if existing is None),
-            full=written.full,
-        )
-        return [_outcome(creation, existing) for creation, existing in pairs]
+        found, known = written.snapshots, written.existing
+        new = [each for each, existing in zip(found, known, strict=True) if existing is None]
+        self._context.post_commit.created(new, full=written.full)
+        return list(map(_outcome, creations, found, known))
 
 
 async def _first_answer(
@@ -436,9 +434,10 @@ def _new_id(ids: Ids, fresh: UUID | None, now: Millis) -> UUID:
     return ids.fresh(now) if fresh is None else parse_uuid(fresh, "fresh id")
 
 
-def _outcome(creation: Creation, existing: ExecutionId | None) -> Submitted | Duplicate:
+def _outcome(
+    creation: Creation, snapshot: Snapshot, existing: ExecutionId | None
+) -> Submitted | Duplicate:
     """A duplicate of an id that this process created is its own, from an earlier try."""
-    snapshot = creation.snapshot
     id = snapshot.execution.id
     if existing is None or (creation.minted and existing == id):
         return Submitted(id, public_state(snapshot))

@@ -26,11 +26,10 @@ class KnownLimits:
 
     def known(self, policy: Policy) -> bool:
         """Whether all quotas and budgets of a policy are known to exist."""
-        if not policy.quotas and not policy.budget_ids:
-            return True
-        return self.quotas.issuperset(map(_QUOTA, policy.quotas)) and self.budgets.issuperset(
-            policy.budget_ids
-        )
+        quotas, budgets = policy.quotas, policy.budget_ids
+        if len(quotas) == 1 and not budgets:  # most runs with limits
+            return quotas[0].quota in self.quotas
+        return self.quotas.issuperset(map(_QUOTA, quotas)) and self.budgets.issuperset(budgets)
 
     async def check(self, policy: Policy, *, declared: bool = True) -> None:
         """Raises NotFound for the first quota or budget of a policy that does not exist. Without

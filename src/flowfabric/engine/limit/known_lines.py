@@ -11,6 +11,7 @@ from msgspec import Struct
 from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.execution.submission import Creation
 from flowfabric.core.limit.at_submission import Admissions, at_submission, waits_at_limit
 from flowfabric.core.limit.known_quota import KnownQuota
@@ -33,10 +34,10 @@ log = logging.getLogger("flowfabric.limits")
 
 
 class Written(Struct, frozen=True):
-    """Creations as they were written, and of each the id of the execution that was there already.
+    """New runs as they were written, and of each the id of the execution that was there already.
     Lines of runs in `full`, by the numbers of their ids, need no look."""
 
-    creations: Sequence[Creation]
+    snapshots: Sequence[Snapshot]
     existing: Sequence[ExecutionId | None]
     full: Collection[int] = frozenset()
 
@@ -65,10 +66,11 @@ class KnownLines(Service):
         self.contested: set[str] = set()
         """Quotas that other processes may have moved."""
 
-    def meet(self, queues: Mapping[int, Uses]) -> None:
-        """Notes the queues of executions."""
-        known = self._introduced
-        self._new |= {queue: uses for queue, uses in queues.items() if uses and queue not in known}
+    def meet(self, queues: Mapping[int, Uses]) -> list[Uses]:
+        """Notes the queues of executions; the uses of those that are new to this process."""
+        new = {queue: queues[queue] for queue in queues.keys() - self._introduced if queues[queue]}
+        self._new |= new
+        return list(new.values())
 
     def forget_queues(self) -> None:
         """The store may have forgotten queues that were empty."""
@@ -159,10 +161,11 @@ class KnownLines(Service):
 
     async def submit(self, creations: Sequence[Creation], now: Millis) -> Written:
         """Writes new runs, and admits those that find room."""
+        snapshots = [creation.snapshot for creation in creations]
         if not self._quotas or not _may_be_admitted(creations) or not await self._my_turn():
-            return Written(creations, await self._context.store.submit(creations, now))
+            return Written(snapshots, await self._context.store.submit(creations, now))
         try:
-            return await self._submit(creations, now)
+            return await self._submit(creations, snapshots, now)
         finally:
             self.turns.release()
 
@@ -172,14 +175,14 @@ class KnownLines(Service):
         except TimeoutError:
             return False
 
-    async def _submit(self, creations: Sequence[Creation], now: Millis) -> Written:
-        for route in {creation.snapshot.execution.route for creation in creations}:
-            self._closed.meet(route)
-        snapshots = [creation.snapshot for creation in creations]
+    async def _submit(
+        self, creations: Sequence[Creation], snapshots: Sequence[Snapshot], now: Millis
+    ) -> Written:
+        self._closed.meet([each.execution.route for each in snapshots])
         found = at_submission(snapshots, now, self._quotas, self._closed.known.routes)
         store = self._context.store
         if not found.versions:
-            return Written(creations, await store.submit(creations, now))
+            return Written(snapshots, await store.submit(creations, now))
         for quota, lines in found.taken.items():
             self._quotas[quota].take(lines, found.waiting[quota])
         stood = False
@@ -188,11 +191,11 @@ class KnownLines(Service):
         finally:
             self._learn_admitted(found, now, stands=stood and not any(existing))
         if not stood:
-            return Written(creations, existing)
+            return Written(snapshots, existing)
         if found.full:
             _tell_full()
         full = frozenset[int]() if any(existing) else found.full
-        return Written(found.written(creations), existing, full)
+        return Written(found.written(snapshots), existing, full)
 
     def _learn_admitted(self, found: Admissions, now: Millis, *, stands: bool) -> None:
         """If some existed before, they took no room, and it is not known what there is."""

@@ -6,17 +6,19 @@ harmless: a run is never admitted twice."""
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
 from itertools import count
+from operator import attrgetter
 from typing import Literal
 
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import FlowFabricError, RetryExhausted
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Execution, Gate, Route, Snapshot, Waiting
+from flowfabric.core.execution.model import Execution, Snapshot
+from flowfabric.core.execution.policy import DEFAULT_POLICY
 from flowfabric.core.limit.known_quota import KnownQuota
 from flowfabric.core.limit.quota import Quota, Uses
 from flowfabric.core.limit.release import QuotaView, Release, release, starts_back
@@ -39,6 +41,8 @@ KEYED_LINES = 500
 AT_ONCE = 4
 REFRESH = 1.0
 """Seconds until lines that only other processes know of are looked at."""
+
+_ROUTE = attrgetter("route")
 
 log = logging.getLogger("flowfabric.limits")
 
@@ -77,29 +81,27 @@ class Releases(Service):
         if commit.freed:
             self.kick(commit.freed, partial(KnownQuota.give_back, looks=commit.looks))
 
-    def kick(self, executions: Iterable[Execution], event: LineEvent = KnownQuota.forget) -> None:
+    def kick(self, executions: Collection[Execution], event: LineEvent = KnownQuota.forget) -> None:
         """Looks at the limits of executions that wait for them or have given room back. The event
         is what has happened in their lines; without one that is known for sure, their slots are
         counted."""
-        routes: dict[int, Route] = {}  # by identity: runs of a claim share the route
         lines: dict[str, list[int]] = {}
         met: dict[int, Uses] = {}
         for execution in executions:
-            rules = execution.rules
-            uses, queue = rules.quotas, rules.queue
-            if len(uses) > 1:
-                self._shared.update(_shared_by(uses))
+            policy = execution.policy or DEFAULT_POLICY
+            queue = policy.queue
+            met[queue] = uses = policy.quotas
             for use in uses:
-                lines.setdefault(use.quota, []).append(queue)
-            met[queue] = uses
-            routes[id(execution.route)] = execution.route
-        self.lines.meet(met)
+                if (line := lines.get(use.quota)) is None:
+                    line = lines[use.quota] = []
+                line.append(queue)
+        for uses in self.lines.meet(met):
+            self._shared.update(_shared_by(uses))
         for quota, queues in lines.items():
             self.lines.note(quota, queues, event)
             if (dirty := self._dirty.setdefault(quota, set())) is not None:
                 dirty.update(queues)
-        for route in routes.values():
-            self.closed.meet(route)
+        self.closed.meet(map(_ROUTE, executions))
         self._start()
 
     def changed(self, quota: Quota) -> None:
@@ -164,7 +166,7 @@ class Releases(Service):
             log.warning(
                 "%s starts stay counted until their window is over: %s", len(limited), error
             )
-        self.kick(snapshot.execution for snapshot in limited)
+        self.kick([snapshot.execution for snapshot in limited])
 
     def _start(self) -> None:
         """One more task, if a quota is to be looked at and no task does."""
@@ -337,14 +339,6 @@ def _tell_refused(view: QuotaView, decided: Release) -> None:
     seen = watching()
     if seen is not None and view.lines:
         seen.refused_by_quota("concurrency" if decided.next_at is None else "rate")
-
-
-def waits_for_limits(snapshot: Snapshot) -> bool:
-    match snapshot.state:
-        case Waiting(gate=Gate.LIMIT):
-            return True
-        case _:
-            return False
 
 
 def _shape(quota: Quota) -> ReleaseShape:

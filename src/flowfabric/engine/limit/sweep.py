@@ -5,13 +5,14 @@ import logging
 from flowfabric.core.base.errors import Corruption, FlowFabricError
 from flowfabric.core.base.time import Millis, earliest
 from flowfabric.core.execution.model import Gate, Snapshot
+from flowfabric.core.limit.at_submission import waits_at_limit
 from flowfabric.core.limit.release import forgotten_at
 from flowfabric.engine.commit.background import Background
 from flowfabric.engine.commit.pacer import Pacer
 from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.budget_gate import BudgetGate, waited_for
-from flowfabric.engine.limit.releases import Releases, waits_for_limits
+from flowfabric.engine.limit.releases import Releases
 from flowfabric.store.queries import Crowd, InQueue
 from flowfabric.store.readable import load_each, load_readable, tell
 
@@ -118,7 +119,7 @@ class LimitSweep(Service):
         told = {
             crowd.queue: snapshot.execution.uses
             for crowd, snapshot in firsts
-            if crowd.gate is Gate.LIMIT and waits_for_limits(snapshot)
+            if crowd.gate is Gate.LIMIT and waits_at_limit(snapshot)
         }
         if told:
             await self._context.store.put_queues(list(told.items()))

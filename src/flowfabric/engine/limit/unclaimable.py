@@ -1,6 +1,7 @@
 """The routes from which no worker can claim now, and the slots that their executions give back."""
 
 import asyncio
+from collections.abc import Iterable
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
@@ -56,11 +57,16 @@ class ClosedRoutes(Service):
         self._routes = set(await store.routes())
         self.known = unclaimable(self._routes, self._lanes, self._workers, now)
 
-    def meet(self, route: Route) -> None:
-        """Notes the route of an execution, which may be newer than the last read."""
-        if route not in self._routes and self._refreshed_at is not None:
-            self._routes.add(route)
-            self.known += unclaimable((route,), self._lanes, self._workers, self._now())
+    def meet(self, routes: Iterable[Route]) -> None:
+        """Notes the routes of executions, which may be newer than the last read."""
+        met: Route | None = None
+        for route in routes:
+            if route is met:  # most runs share theirs, and to compare two takes a look at all parts
+                continue
+            met = route
+            if route not in self._routes and self._refreshed_at is not None:
+                self._routes.add(route)
+                self.known += unclaimable((route,), self._lanes, self._workers, self._now())
 
     async def give_slots_back(self) -> list[Snapshot]:
         """Executions that no worker can take give their slots to waiting ones that can be taken; a
