@@ -344,6 +344,14 @@ async def test_only_the_owner_of_the_lease_can_do_it(lab: Lab) -> None:
         await block(lab, done)
 
 
+async def test_a_repeat_gets_the_first_answer_whatever_became_of_the_run_since(lab: Lab) -> None:
+    """INV-23"""
+    claim = await blocked(lab)
+    await lab.engine.executions.cancel(claim.id, reason="enough")
+    assert await block(lab, claim) is PublicState.WAITING
+    assert await lab.state(claim.id) is PublicState.CANCELLED
+
+
 async def test_a_repeat_after_a_lost_reply_changes_nothing(lab: Lab) -> None:
     claim = await blocked(lab)
     assert await block(lab, claim) is PublicState.WAITING

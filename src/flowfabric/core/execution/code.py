@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.attempt import pause_attempt, released, same_release
+from flowfabric.core.execution.attempt import give_up_lease, pause_attempt, repeated_pause
 from flowfabric.core.execution.attempts import closing_attempts
 from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.event import EventKind
@@ -30,7 +30,7 @@ from flowfabric.core.execution.mismatch import MAX_TRIED, CodeBlock, Mismatch
 from flowfabric.core.execution.model import Gate, Snapshot, Waiting
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.serving import serving
-from flowfabric.core.execution.status import Blocking, PublicState, public_state
+from flowfabric.core.execution.status import Blocking, PublicState
 from flowfabric.core.execution.versions import code_key
 
 BLOCKED_BY_CODE = "blocked_by_code"
@@ -134,24 +134,19 @@ def _give_up(
     snapshot: Snapshot | None, now: Millis, owner: Owner, blocked: _Blocked, kind: EventKind
 ) -> "Change[BlockedByCode]":
     snapshot = present(snapshot)
-    if same_release(snapshot, owner.fence, BLOCKED_BY_CODE):
-        return unchanged(BlockedByCode(snapshot.execution.id, public_state(snapshot)))
+    if (repeat := repeated_pause(snapshot, owner, BLOCKED_BY_CODE)) is not None:
+        return unchanged(BlockedByCode(repeat.id, repeat.state))
     lease = enter(snapshot, now, owner)
     if isinstance(lease, Change):
         return lease
     code = blocked(snapshot, (lease.worker.id, lease.worker.instance))
     life, next = pause_attempt(snapshot, now, lease, BLOCKED_BY_CODE)
-    life = replace(
-        life,
-        blocked=FOR_CODE,
-        detail=f"blocked by code: {code.message}",
-        code=code,
-        released=released(snapshot, lease, BLOCKED_BY_CODE),
-    )
-    after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
+    detail = f"blocked by code: {code.message}"
+    life = replace(life, blocked=FOR_CODE, detail=detail, code=code)
+    after, answer = give_up_lease(snapshot, now, lease, life, next, BLOCKED_BY_CODE)
     event = lease_event(snapshot, now, lease, kind, reason=BLOCKED_BY_CODE, message=code.message)
     return Change(
-        outcome=BlockedByCode(snapshot.execution.id, public_state(after)),
+        outcome=BlockedByCode(answer.id, answer.state),
         before=snapshot,
         after=after,
         events=(event,),
