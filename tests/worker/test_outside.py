@@ -18,7 +18,7 @@ from flowfabric import (
 )
 from flowfabric.core.base.errors import MissingToken, PayloadTooLarge
 from flowfabric.worker.api.options import CallOptions
-from tests.worker.bench import Bench
+from tests.worker.bench import Bench, Wire
 
 
 async def test_signals_by_code_without_an_event_loop(bench: Bench) -> None:
@@ -71,6 +71,20 @@ async def test_what_waits_can_be_listed_the_longest_first(bench: Bench) -> None:
     assert {each.key for each in found} == {"first", "second", "other"}
     assert len(await bench.fabric.waitpoints(limit=3)) == 3
     assert {each.key for each in await bench.fabric.waitpoints(runs[1])} == {"second", "other"}
+
+
+async def test_what_many_runs_wait_for_is_read_in_a_few_statements(
+    bench: Bench, wire: Wire
+) -> None:
+    @bench.fabric.task()
+    async def job(ctx: Context) -> None:
+        await ctx.approval("publish")
+
+    await job.submit_many([()] * 30)
+    await bench.work()
+    wire.made.clear()
+    assert len(await bench.fabric.waitpoints()) == 30
+    assert wire.made["load_needs"] <= 3
 
 
 async def test_a_run_that_ended_takes_no_signals(bench: Bench) -> None:

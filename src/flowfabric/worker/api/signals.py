@@ -1,7 +1,9 @@
 """What the application does for runs that wait: send signals, decide approvals, list waitpoints."""
 
+import asyncio
 from collections.abc import Awaitable, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -36,6 +38,7 @@ from flowfabric.worker.codec import encode
 
 APPROVER = "approver"
 MAX_LISTED = 1000
+PAGE = 100
 
 Target = Run[Any] | str | UUID
 """A run, its id, or the id of a callback or approval (`run/waitpoint`)."""
@@ -321,14 +324,15 @@ async def _only_approval(engine: Engine, id: RunId) -> str:
 
 
 async def _all_waitpoints(engine: Engine, wanted: int) -> list[OpenWaitpoint]:
+    """Those of a page of runs are asked for at once: they share a few statements, or a request."""
     found: list[OpenWaitpoint] = []
     after: tuple[Millis, ExecutionId] | None = None
+    look = partial(engine.suspensions.waitpoints, limit=MAX_LISTED)
     while len(found) < wanted:
-        page = await engine.suspensions.suspended(after=after, limit=100)
-        for item in page:
-            open_ones = await engine.suspensions.waitpoints(item.id, limit=MAX_LISTED)
+        page = await engine.suspensions.suspended(after=after, limit=PAGE)
+        for open_ones in await asyncio.gather(*[look(item.id) for item in page]):
             found += [each for each in open_ones if each.state == "active"]
-        if len(page) < 100:
+        if len(page) < PAGE:
             break
         after = (page[-1].since, page[-1].id)
     return found[:wanted]
