@@ -33,6 +33,7 @@ from flowfabric.remote.engine import NO_TRANSACTIONS, RemoteEngine, RemoteLeases
 from flowfabric.store.clock import Clock, SystemClock
 from flowfabric.store.open import open_store
 from flowfabric.worker.api.backoff import Backoff, Exponential
+from flowfabric.worker.api.blocking import has_loop
 from flowfabric.worker.api.client import Client
 from flowfabric.worker.api.context import Context
 from flowfabric.worker.api.deployment import (
@@ -347,9 +348,10 @@ class Fabric:
         tags: Mapping[str, str] | None = None,
         budgets: Sequence[str] = (),
     ) -> FlowBuilder:
-        """Builds a flow: `async with fabric.flow("nightly") as flow: flow.add(...)`. It is created
-        when the block ends. A `key` makes that idempotent: declaring the same nodes again changes
-        nothing, declaring others is refused. Its nodes spend from `budgets` as well."""
+        """Builds a flow: `async with fabric.flow("nightly") as flow: flow.add(...)`, or `with`
+        where no event loop runs. It is created when the block ends. A `key` makes that idempotent:
+        declaring the same nodes again changes nothing, declaring others is refused. Its nodes spend
+        from `budgets` as well."""
         if key is None:
             id = self._client.transactions.fresh()
         else:
@@ -460,7 +462,7 @@ class Fabric:
     def block_on(self, work: Coroutine[Any, Any, R]) -> R:
         """Runs a coroutine for code without an event loop and returns its result. A script gets a
         thread with an event loop for this; a task in a thread uses the loop of its worker."""
-        if _has_loop():
+        if has_loop():
             work.close()
             raise Invalid("an event loop is running here: await the method without _sync instead")
         return self._start(work).result()
@@ -584,11 +586,3 @@ class _Portal:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-
-def _has_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

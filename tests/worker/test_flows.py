@@ -18,7 +18,7 @@ from flowfabric import (
     RunSkipped,
     SyncContext,
 )
-from flowfabric.core.base.errors import NotFound
+from flowfabric.core.base.errors import FlowTerminal, Invalid, NotFound
 from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.submission import Submission
 from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode
@@ -360,3 +360,34 @@ def test_a_script_without_a_loop(store_url: str, tmp_path: Any) -> None:
     fabric.block_on(run())
     assert flow.result_sync(60) == 6
     fabric.block_on(fabric.close())
+
+
+def test_a_script_steers_a_flow_without_a_loop(store_url: str) -> None:
+    fabric = Fabric(store_url)
+
+    @fabric.task()
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    try:
+        with pytest.raises(ZeroDivisionError), fabric.flow("nothing") as broken:
+            broken.add(add, 1, 1 // 0)
+        assert fabric.flows.list_sync() == []
+        with fabric.flow("nightly") as flow:
+            flow.add(add, flow.add(add, 1, 2).output, 3)
+        assert flow.created
+        assert flow.state_sync() is FlowState.RUNNING
+        assert {node.name for node in flow.graph_sync().members} == {"add", "add#2"}
+        assert flow.cancel_sync("enough").reason == "enough"
+        with pytest.raises(FlowTerminal):
+            flow.replay_sync()
+        with pytest.raises(FlowFailed, match="cancelled: enough"):
+            flow.result_sync(60)
+    finally:
+        fabric.close_sync()
+
+
+async def test_a_block_without_async_is_refused_in_an_event_loop(bench: Bench) -> None:
+    with pytest.raises(Invalid, match="write `async with`"), bench.fabric.flow("nightly"):
+        raise AssertionError("the block began")
+    assert await bench.engine.flow_views.page() == []

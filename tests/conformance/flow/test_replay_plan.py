@@ -100,6 +100,21 @@ async def test_a_race_that_had_to_be_won_by_all_runs_again_as_a_whole(lab: Lab) 
     assert (await drawn.check()).state is FlowState.COMPLETED
 
 
+async def test_what_a_member_that_was_given_up_waits_for_runs_again_with_it(lab: Lab) -> None:
+    """`pre` was given up for another join, which can never be satisfied. But `b` needs it"""
+    joins = {"z": Quorum(2), "alarm": Quorum(2)}
+    on = {"h>alarm": On.FAILURE}
+    drawn = await declare(lab, "a>z", "pre>b>z", "pre>alarm", "h>alarm", joins=joins, on=on)
+    await drawn.fail("a")
+    await drawn.complete("h")
+    assert (await drawn.check()).ended == {"failed": 1, "success": 1, "spared": 2, "skipped": 2}
+    assert await replay_all(drawn) == {"a", "pre", "b", "z"}
+    await drawn.complete("a", "pre")
+    await drawn.complete("b")
+    await drawn.complete("z")
+    assert (await drawn.check()).state is FlowState.COMPLETED
+
+
 async def test_what_only_a_loser_led_to_is_left_alone(lab: Lab) -> None:
     """The race was won: nothing failed, so nothing is replayed"""
     drawn = await declare(lab, "x>z", "y>z", "y>k", joins={"z": AnyOf()})

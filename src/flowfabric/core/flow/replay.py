@@ -5,7 +5,7 @@ A join is counted from the present outcomes of its upstreams. An edge whose upst
 as well, or has not ended, is open again.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -60,12 +60,7 @@ def plan_replay(members: Mapping[UUID, Snapshot], edges: Iterable[EdgeState]) ->
     given_up = {id for id, member in members.items() if _was_given_up(member)}
     while True:
         chosen = _chosen(members, incoming, order, given_up)
-        wanted = {
-            state.edge.upstream
-            for id in chosen
-            if _outcome(members[id]) is Outcome.SKIPPED
-            for state in incoming[id]
-        }
+        wanted = _wanted(members, incoming, order, chosen, given_up)
         if given_up <= wanted:
             break
         given_up &= wanted  # nothing that runs again waits for the others
@@ -221,6 +216,24 @@ def _chosen(
         if again:
             chosen.add(id)
     return chosen
+
+
+def _wanted(
+    members: Mapping[UUID, Snapshot],
+    incoming: Mapping[UUID, list[EdgeState]],
+    order: Sequence[UUID],
+    chosen: set[UUID],
+    given_up: set[UUID],
+) -> set[UUID]:
+    """Upstreams that members which run again wait for. One that was given up and that no other
+    waits for does not run again, and so waits for none."""
+    wanted: set[UUID] = set()
+    for id in reversed(order):
+        join = members[id].life.join
+        waits = join is not None and join.state is not JoinState.SATISFIED
+        if waits and id in chosen and (id in wanted or id not in given_up):
+            wanted |= {state.edge.upstream for state in incoming[id]}
+    return wanted
 
 
 def _upstreams_first(incoming: Mapping[UUID, list[EdgeState]]) -> list[UUID]:

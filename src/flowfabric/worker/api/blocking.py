@@ -8,6 +8,7 @@
 Parameters, overloads and results keep their types, so there is one signature to write and to read.
 """
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
@@ -30,6 +31,15 @@ deferred: ContextVar[list[Coroutine[Any, Any, Any]] | None] = ContextVar(
 
 Block = Callable[[Coroutine[Any, Any, Any]], Any]
 """Runs a coroutine in an event loop of another thread and returns its result."""
+
+
+def has_loop() -> bool:
+    """Whether an event loop runs in this thread, which a blocking call would keep from running."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class CanBlock(Protocol):

@@ -27,7 +27,7 @@ from flowfabric.core.flow.model import CancelPolicy, Flow, FlowState, Parent
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.flow.flows import FlowCancelled
 from flowfabric.engine.flow.views import FlowGraph
-from flowfabric.worker.api.blocking import Block, blocking
+from flowfabric.worker.api.blocking import Block, blocking, has_loop
 from flowfabric.worker.api.client import Client
 from flowfabric.worker.api.limits import budgets_of
 from flowfabric.worker.api.run import Run
@@ -205,6 +205,16 @@ class FlowBuilder:
         if kind is None:
             await self.declare()
 
+    def __enter__(self) -> Self:
+        """As `async with`, for code without an event loop."""
+        if has_loop():
+            raise Invalid("an event loop is running here: write `async with` instead of `with`")
+        return self
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        if kind is None:
+            self.declare_sync()
+
     # -- the flow itself
 
     async def result(self, timeout: Seconds | None = None) -> Any:
@@ -216,7 +226,7 @@ class FlowBuilder:
         try:
             flow = await engine.flow_views.wait(self.id, timeout)
         except TimeoutError as error:
-            raise await self._timeout(engine, str(error)) from None
+            raise await _timeout(engine, self.id, str(error)) from None
         except NotFound:
             if self.is_declared:
                 raise
@@ -245,22 +255,17 @@ class FlowBuilder:
         """Runs the nodes that did not succeed again."""
         await (await self._client.engine()).flows.replay(self.id)
 
-    result_sync = blocking(result)
     declare_sync = blocking(declare)
+    result_sync = blocking(result)
+    state_sync = blocking(state)
+    graph_sync = blocking(graph)
+    cancel_sync = blocking(cancel)
+    replay_sync = blocking(replay)
 
     # -- how
 
     def _blocking(self) -> tuple[Any, Block]:
         return self, self._client.block_on
-
-    async def _timeout(self, engine: Engine, report: str) -> ResultTimeout:
-        graph = await engine.flow_views.graph(self.id)
-        state = graph.flow.state.name.lower()
-        unended = [each for each in graph.members if each.state not in ENDED]
-        waits = sorted(f"{each.name} ({each.state})" for each in unended)
-        more = f" and {len(waits) - MAX_NAMED} more" if len(waits) > MAX_NAMED else ""
-        why = f"it waits for {', '.join(waits[:MAX_NAMED])}{more}" if waits else ""
-        return ResultTimeout("flow", self.id, state=state, why=why, report=report)
 
     def _parent(self) -> Parent | None:
         return None
@@ -383,6 +388,16 @@ def said(signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 def flow_id(namespace: str, name: str, key: str) -> UUID:
     """The id of a flow with a key: the same key names the same flow."""
     return uuid5(NAMES, f"{len(namespace)}:{namespace}{len(name)}:{name}{key}")
+
+
+async def _timeout(engine: Engine, flow: UUID, report: str) -> ResultTimeout:
+    graph = await engine.flow_views.graph(flow)
+    state = graph.flow.state.name.lower()
+    unended = [each for each in graph.members if each.state not in ENDED]
+    waits = sorted(f"{each.name} ({each.state})" for each in unended)
+    more = f" and {len(waits) - MAX_NAMED} more" if len(waits) > MAX_NAMED else ""
+    why = f"it waits for {', '.join(waits[:MAX_NAMED])}{more}" if waits else ""
+    return ResultTimeout("flow", flow, state=state, why=why, report=report)
 
 
 async def failed(engine: Engine, flow: Flow) -> FlowFailed:
