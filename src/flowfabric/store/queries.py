@@ -258,7 +258,8 @@ class Glance(Struct, frozen=True):
 
 class Claimable(Struct, frozen=True):
     """Ready (not lost) executions of a lane in claim order that no live hold keeps. With
-    capabilities only those such a worker could claim now: none while the lane is paused."""
+    capabilities only those such a worker could claim now: none while the lane is paused or runs as
+    many as it may."""
 
     lane: str
     namespace: str | None

@@ -34,6 +34,18 @@ async def test_a_search_passes_over_a_closed_lane_and_a_named_run_does_not(
     assert (await lab.engine.grants.claim(id, W1)).id == id
 
 
+async def test_a_search_passes_over_a_lane_that_runs_as_many_as_it_may(lab: Lab) -> None:
+    await lab.engine.lanes.set("default", concurrency=1)
+    claim = await lab.running()
+    id = await lab.submit()
+    assert await lab.engine.grants.find_and_issue("w2", lane="default") is None
+    assert await lab.engine.grants.eligible("default") == [id]
+    await lab.complete(claim)
+    found = await lab.engine.grants.find_and_issue("w2", lane="default")
+    assert found is not None
+    assert found.id == id
+
+
 async def test_a_search_lets_runs_without_budget_wait_for_it(lab: Lab) -> None:
     """Execution 3.5 (which [C] holds over E-T073), coordination 2.7: the run is blocked by its
     budget, the detail names the budget, and what is behind it is found."""

@@ -126,8 +126,8 @@ class Grants(Service):
         notes: GrantNotes = NO_NOTES,
     ) -> Granted | None:
         """Grants the best waiting execution of a lane that this worker can run; None if there is
-        none or the lane is paused. Executions that it cannot run stay as they are; those that it
-        finds without budget go and wait for their budgets."""
+        none, or the lane is paused or runs as many as it may. Executions that it cannot run stay as
+        they are; those that it finds without budget go and wait for their budgets."""
         grantee = self._grantee(worker, capabilities, ttl, None, notes)
         place = None if namespace is None else check_namespace(namespace)
         name = check_lane(lane)

@@ -152,6 +152,14 @@ cross join lateral (
 order by best.ended_at desc, best.id desc
 
 -- name: candidates
+with filled as materialized (
+    select from {schema}.lane l
+    where $5::text[] is not null and l.name = $1 and l.concurrency is not null
+        and l.concurrency <= (
+            select count(*)
+            from {schema}.lease x join {schema}.route t on t.number = x.route where t.lane = $1
+        )
+)
 select s.*
 from (
     select c.id, c.rank
@@ -166,6 +174,7 @@ from (
         order by q.rank, q.id limit $4
     ) c
     where r.lane = $1 and ($2::text is null or r.namespace = $2)
+        and not exists (select from filled)
         and (
             $5::text[] is null
             or (
