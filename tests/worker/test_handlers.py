@@ -177,6 +177,19 @@ async def test_a_failure_names_what_the_error_was_raised_from(bench: Bench) -> N
     assert error.message == "ValueError: no price: TimeoutError: OSError: no route"
 
 
+async def test_a_failure_does_not_name_an_error_of_the_engine_twice(bench: Bench) -> None:
+    await bench.fabric.budget("team", tokens=5)
+
+    @bench.fabric.task(budgets=["team"])
+    async def job(ctx: Context) -> None:
+        await ctx.spend(tokens=8)
+
+    run = await job.submit()
+    await bench.work()
+    said = "BudgetExceeded: budget team: 0 of 5 tokens are taken, 8 more do not fit"
+    assert (await failure(bench, run)).message == said
+
+
 async def raising(bench: Bench, where: str, what: str) -> Any:
     options: dict[str, Any] = {"name": "job", "retries": 1, "backoff": Fixed(delay="1ms")}
     if where == "process":

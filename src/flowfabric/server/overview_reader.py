@@ -220,8 +220,7 @@ def lane_depths(depths: Sequence[RouteDepth], states: dict[str, str]) -> list[La
         lane = found.setdefault(each.route.lane, LaneDepth(each.route.lane))
         lane.waiting += each.waiting
         lane.running += each.running
-        at = _waits_since(each)
-        if at is not None:
+        if (at := each.oldest_at) is not None:
             lane.oldest_at = at if lane.oldest_at is None else min(at, lane.oldest_at)
     for name, state in states.items():
         if name in found or state != ACTIVE:
@@ -231,15 +230,9 @@ def lane_depths(depths: Sequence[RouteDepth], states: dict[str, str]) -> list[La
 
 def oldest_of(depths: Sequence[RouteDepth]) -> dict[str, Any] | None:
     """The execution that has waited longest for a worker."""
-    waiting = [(at, each) for each in depths if (at := _waits_since(each)) is not None]
+    waiting = [(at, each) for each in depths if (at := each.oldest_at) is not None]
     if not waiting:
         return None
     at, each = min(waiting, key=lambda pair: pair[0])
     route = each.route
     return {"id": str(each.oldest), "since": at, "lane": route.lane, "kind": route.kind}
-
-
-def _waits_since(depth: RouteDepth) -> Millis | None:
-    if depth.oldest is None or depth.oldest.version != 7:
-        return None
-    return Millis(depth.oldest.int >> 80)

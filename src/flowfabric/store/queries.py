@@ -14,6 +14,7 @@ from flowfabric.core.execution.event import EventKind, StoredEvent
 from flowfabric.core.execution.frame import Frame, FrameId, StreamMode
 from flowfabric.core.execution.model import Gate, Route, Snapshot, WorkerIdentity
 from flowfabric.core.execution.model import Progress as Progress
+from flowfabric.core.execution.recent import minted_at
 from flowfabric.core.execution.routing import Capabilities
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Step
@@ -474,12 +475,30 @@ class QueueCount(Struct, frozen=True):
 
 class RouteDepth(Struct, frozen=True):
     """How many executions of a route wait for nothing but a worker, and how many run. `oldest` has
-    the lowest id of those that wait, which is the oldest if ids are minted in order."""
+    waited longest, since `oldest_at`; where clients mint ids without a time, it is the first in
+    line."""
 
     route: Route
     waiting: int
     running: int
     oldest: UUID | None = None
+    oldest_at: Millis | None = None
+
+    @classmethod
+    def of(
+        cls,
+        route: Route,
+        waiting: int,
+        running: int,
+        lowest: UUID | None,
+        first: tuple[UUID, Millis] | None,
+    ) -> "RouteDepth":
+        """From the lowest id of those that wait and the first in line, which are two reads of an
+        index: the oldest of all would need a look at each of them."""
+        minted = None if lowest is None else minted_at(lowest)
+        if minted is not None:
+            return cls(route, waiting, running, lowest, minted)
+        return cls(route, waiting, running, *(first or (None, None)))
 
 
 class WaitCount(Struct, frozen=True):

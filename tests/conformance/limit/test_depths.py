@@ -1,5 +1,8 @@
 """How many wait for a worker and how many run, by route, in one read."""
 
+from uuid import UUID
+
+from flowfabric.core.base.ids import ExecutionId
 from tests.kit.lab import Lab
 
 
@@ -12,8 +15,20 @@ async def test_waiting_and_running_by_route(lab: Lab) -> None:
     assert sorted(found) == [("one", "a"), ("two", "b")]
     one, two = found["one", "a"], found["two", "b"]
     assert (one.waiting, one.running, one.oldest) == (2, 0, first.uuid)
-    assert (two.waiting, two.running, two.oldest) == (0, 1, None)
+    assert one.oldest_at == lab.clock.now()
+    assert (two.waiting, two.running, two.oldest, two.oldest_at) == (0, 1, None, None)
     assert two.route.namespace == "other"
+
+
+async def test_ids_of_clients_say_nothing_about_the_time(lab: Lab) -> None:
+    """Clients of FlowFabric 0.15 mint random ids; the first in line stands for the oldest."""
+    ids = [ExecutionId.of(86, UUID(int=number << 80 | 4 << 76 | 2 << 62)) for number in (2, 1)]
+    begun = lab.clock.now()
+    for id in ids:
+        await lab.submit(id=id)
+        lab.clock.advance(1_000)
+    (depth,) = await lab.engine.lanes.depths()
+    assert (depth.waiting, depth.oldest, depth.oldest_at) == (2, ids[0].uuid, begun)
 
 
 async def test_nothing_waits_and_nothing_runs(lab: Lab) -> None:

@@ -96,5 +96,5 @@ def test_without_news_there_are_no_durations() -> None:
 
 
 def test_an_id_of_another_kind_says_nothing_of_its_time() -> None:
-    assert minted_at(ExecutionId.of(0, UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8"))) is None
-    assert minted_at(id_at(NOW)) == NOW
+    assert minted_at(UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")) is None
+    assert minted_at(id_at(NOW).uuid) == NOW

@@ -3,6 +3,7 @@ for a worker and how long they ran. Computed from events, which are read once ea
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable
+from uuid import UUID
 
 from msgspec import Struct
 
@@ -100,7 +101,7 @@ class RecentActivity:
         self._started[id] = event.at
         if len(self._started) > STARTED:
             self._started.popitem(last=False)
-        created_at = minted_at(id)
+        created_at = minted_at(id.uuid)
         if event.kind is EventKind.CLAIMED and not event.attempt and created_at is not None:
             self._waited.append((event.at, max(0, event.at - created_at)))
 
@@ -110,10 +111,10 @@ class RecentActivity:
             self._ran.append((event.at, max(0, event.at - began)))
 
 
-def minted_at(id: ExecutionId) -> Millis | None:
+def minted_at(id: UUID) -> Millis | None:
     """When an id was made, which is when its execution was submitted; None for ids of another kind
     that a client has brought."""
-    return Millis(id.uuid.int >> 80) if id.uuid.version == _UUID7 else None
+    return Millis(id.int >> 80) if id.version == _UUID7 else None
 
 
 def _summary(samples: Iterable[tuple[Millis, int]], now: Millis) -> DurationSummary | None:

@@ -119,7 +119,7 @@ function failure(run) {
 function reasons(found, depth = 0) {
   return h("ul", { class: "reasons" }, found.map((reason) => h("li", {},
     h("span", {}, sentence(reason.text)),
-    reason.until ? [" ", h("span", { class: "muted" }, "Until ", moment(reason.until), ".")] : reason.since ? [" ", h("span", { class: "muted" }, "For ", since(reason.since), " now.")] : null,
+    reason.until ? [" ", h("span", { class: "muted" }, "Ends ", moment(reason.until), ".")] : reason.since ? [" ", h("span", { class: "muted" }, "For ", since(reason.since), " now.")] : null,
     reason.children?.length && depth < 3 ? reasons(reason.children, depth + 1) : null)));
 }
 

@@ -52,6 +52,6 @@ function quotaCard(status) {
     quota.concurrency ? gauge("at once", status.admitted, quota.concurrency, BUSY) : null,
     quota.rate ? [gauge(`starts in ${duration(quota.rate.window)}`, status.started ?? 0, quota.rate.count, BUSY), status.opens_at ? h("p", { class: "small" }, "The next one starts ", moment(status.opens_at), ".") : null] : null,
     keys.map((each) => gauge(own(each), each.held, quota.concurrency_per_key, BUSY)),
-    h("p", { class: "small muted pad-top" }, `${number(status.waiting)} waiting · ${number(status.running)} running${status.key_count > 5 ? ` · ${number(status.key_count)} keys` : ""}`),
+    h("p", { class: "small muted pad-top" }, `${number(status.waiting)} waiting · ${number(status.admitted)} admitted, ${number(status.running)} of them running${status.key_count > 5 ? ` · ${number(status.key_count)} keys` : ""}`),
   ], { className: "span-4" });
 }

@@ -84,7 +84,7 @@ function axis({ ticks: marks }, span) {
   return h("div", { role: "row" },
     h("div", { class: "wf-name muted", role: "columnheader" }, "since it was created"),
     h("div", { class: "wf-took muted", role: "columnheader" }, "took"),
-    h("div", { class: "wf-axis", role: "columnheader", "aria-label": `0 to ${duration(span)}` }, marks.map((tick) => h("span", { style: { left: `${tick.share}%` } }, tick.text))));
+    h("div", { class: "wf-axis", role: "columnheader", "aria-label": `0 to ${duration(span)}` }, marks.map((tick) => h("span", { class: tick.share > 85 ? "end" : null, style: { left: `${tick.share}%` } }, tick.text))));
 }
 
 /** Round times, at most six of them. */

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Gate, Route
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import PostgresSession
@@ -46,13 +47,14 @@ async def routes(session: PostgresSession) -> list[Route]:
 async def depths(session: PostgresSession, limit: int) -> list[RouteDepth]:
     rows = await session.fetch(session.report, "route_depths", limit)
     return [
-        RouteDepth(
+        RouteDepth.of(
             Route(place, lane, kind, tuple(tokens.split(",")) if tokens else ()),
             waiting,
             running,
-            oldest,
+            lowest,
+            None if first is None else (first, Millis(created_at)),
         )
-        for place, lane, kind, tokens, waiting, running, oldest in rows
+        for place, lane, kind, tokens, waiting, running, lowest, first, created_at in rows
     ]
 
 

@@ -43,7 +43,7 @@ limit $4
 -- name: route_depths
 -- The lowest id is compared as text: Postgres has no min() of uuid before version 18.
 with waiting as (
-    select q.route, count(*) as number, min(q.id::text)::uuid as oldest
+    select q.route, count(*) as number, min(q.id::text)::uuid as lowest
     from (select r.route, r.id from {schema}.ready r where r.lost is null limit $1) q
     group by q.route
 ),
@@ -54,8 +54,16 @@ running as (
 )
 select
     r.namespace, r.lane, r.kind, r.capabilities, coalesce(w.number, 0), coalesce(u.number, 0),
-    w.oldest
+    w.lowest, f.id, f.created_at
 from waiting w
 full join running u on u.route = w.route
 join {schema}.route r on r.number = coalesce(w.route, u.route)
+left join lateral (
+    select e.id, e.created_at
+    from {schema}.ready q
+    join {schema}.execution e on e.id = q.id
+    where q.route = w.route and q.lost is null
+    order by q.rank, q.id
+    limit 1
+) f on true
 order by r.number

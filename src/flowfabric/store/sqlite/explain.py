@@ -2,6 +2,7 @@
 
 from uuid import UUID
 
+from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Gate, Route
 from flowfabric.store.queries import (
     HoldingSlots,
@@ -47,13 +48,16 @@ def routes(session: SqliteSession) -> list[Route]:
 def depths(session: SqliteSession, limit: int) -> list[RouteDepth]:
     session.learn_routes()
     return [
-        RouteDepth(
+        RouteDepth.of(
             session.names.routes[number],
             waiting,
             running,
-            None if oldest is None else read_uuid(oldest),
+            None if lowest is None else read_uuid(lowest),
+            None if first is None else (read_uuid(first), Millis(created_at)),
         )
-        for number, waiting, running, oldest in session.rows("route_depths", {"limit": limit})
+        for number, waiting, running, lowest, first, created_at in session.rows(
+            "route_depths", {"limit": limit}
+        )
     ]
 
 

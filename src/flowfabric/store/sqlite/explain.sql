@@ -29,14 +29,24 @@ order by r.rank, r.id
 limit :limit
 
 -- name: route_depths
-select route, sum(waits), sum(runs), min(oldest) from (
-    select route, count(*) as waits, 0 as runs, min(id) as oldest
-    from (select route, id from ready where lost is null limit :limit)
+select d.route, d.waits, d.runs, d.lowest, e.id, e.created_at
+from (
+    select route, sum(waits) as waits, sum(runs) as runs, min(lowest) as lowest
+    from (
+        select route, count(*) as waits, 0 as runs, min(id) as lowest
+        from (select route, id from ready where lost is null limit :limit)
+        group by route
+        union all
+        select route, 0, count(*), null
+        from (select route from lease limit :limit)
+        group by route
+    )
     group by route
-    union all
-    select route, 0, count(*), null
-    from (select route from lease limit :limit)
-    group by route
+) as d
+left join execution as e on e.id = (
+    select r.id from ready as r
+    where r.route = d.route and r.lost is null
+    order by r.rank, r.id
+    limit 1
 )
-group by route
-order by route
+order by d.route

@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 
 import flowfabric
-from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.errors import FlowFabricError, Invalid
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.retry import Category
 from flowfabric.worker.errors import Cancelled, Fail, Retry, Unwind
@@ -183,13 +183,15 @@ def type_of(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """The type of the error and what it says."""
+    """The type of the error and what it says, without a code that only says the type again."""
     if isinstance(error, InProcess):
         return error.raised.message
     error = error.raised if isinstance(error, Panic) else error
     name = type(error).__name__
     try:
         text = str(error)
+        if isinstance(error, FlowFabricError) and error.code.replace("_", "") == name.lower():
+            text = text.removeprefix(error.code).removeprefix(": ")
     except Exception:  # its own __str__ fails
         return name
     return f"{name}: {text}" if text else name
