@@ -118,7 +118,7 @@ async def test_one_that_was_changed_is_never_used_again(kept: KeptDatabase, stat
     assert await rows(other) == new
 
 
-async def test_a_connection_left_open_takes_its_database_along(
+async def test_a_database_with_a_connection_left_open_is_not_used_again(
     kept: KeptDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.kit.kept.LEAVING_SECONDS", 0.01)

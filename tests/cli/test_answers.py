@@ -40,7 +40,7 @@ def test_a_signal_as_json_is_one_document(cli: Cli, patient: Patient) -> None:
     }
 
 
-def test_a_signal_nobody_waits_for_yet_is_kept(cli: Cli, patient: Patient) -> None:
+def test_a_signal_that_comes_before_the_wait_is_kept(cli: Cli, patient: Patient) -> None:
     id = patient.start("order")
     assert cli("signal", id, "later").stdout.endswith("kept until the run waits for it\n")
 
@@ -124,7 +124,7 @@ def test_a_wrong_signal_is_one_readable_line(cli: Cli, words: list[str], complai
     assert cli.complaint("signal", NOBODY, *words, code=2).startswith(complaint)
 
 
-def test_a_signal_to_nobody_is_not_found(cli: Cli) -> None:
+def test_a_signal_to_an_unknown_run_is_not_found(cli: Cli) -> None:
     cli("migrate")
     assert cli.complaint("signal", NOBODY, "paid", code=3) == f"no run {NOBODY}"
 
@@ -178,7 +178,7 @@ def test_the_approver_is_named(cli: Cli, patient: Patient) -> None:
     assert complaint == "the sender is not one of the approvers"
 
 
-def test_nobody_decides_twice(cli: Cli, patient: Patient) -> None:
+def test_an_approver_decides_once(cli: Cli, patient: Patient) -> None:
     id = patient.start("pay")
     cli("reject", id, "--as", "ada")
     assert cli.complaint("approve", id, "--as", "ada", code=1) == "decided before: rejected"
@@ -245,7 +245,7 @@ def test_a_token_where_an_id_belongs_is_not_repeated(
         assert digits[:20] not in answer.output
 
 
-def test_approving_for_nobody_is_not_found(cli: Cli) -> None:
+def test_approving_for_an_unknown_run_is_not_found(cli: Cli) -> None:
     cli("migrate")
     assert cli.complaint("approve", NOBODY, "--as", "ada", code=3) == f"no run {NOBODY}"
 

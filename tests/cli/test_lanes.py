@@ -82,7 +82,7 @@ def test_a_draining_lane_begins_nothing(cli: Cli, work: Work) -> None:
     assert work() == 1
 
 
-def test_pausing_a_lane_nobody_used_is_worth_a_note(cli: Cli) -> None:
+def test_pausing_an_unused_lane_is_worth_a_note(cli: Cli) -> None:
     cli("migrate")
     result = cli("lanes", "pause", "fastt")
     assert result.stdout == "paused fastt\n"

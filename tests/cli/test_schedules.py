@@ -88,7 +88,7 @@ def test_schedules_are_removed(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("verb", ["show", "pause", "resume", "trigger", "remove"])
-def test_a_schedule_nobody_knows_is_not_found(cli: Cli, verb: str) -> None:
+def test_an_unknown_schedule_is_not_found(cli: Cli, verb: str) -> None:
     cli("migrate")
     assert cli.complaint("schedules", verb, "nightly", code=3) == "no schedule nightly"
 

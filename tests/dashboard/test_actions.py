@@ -146,7 +146,7 @@ async def test_what_happens_elsewhere_is_seen_without_a_reload(
     await page.locator("tbody .badge", has_text="completed").wait_for()
 
 
-async def test_the_overview_counts_along(site: Site, visitor: Visitor) -> None:
+async def test_the_overview_keeps_counting(site: Site, visitor: Visitor) -> None:
     page = await visitor.go("")
     tile = page.locator("a.tile", has_text="waiting").locator("b")
     before = int((await tile.inner_text()).replace(",", ""))

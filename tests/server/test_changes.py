@@ -69,7 +69,9 @@ async def test_a_lane_is_something_that_changed(engine: Engine, feed: ChangeFeed
             assert (await follower.next()).complete is False
 
 
-async def test_nobody_reads_when_nobody_follows(engine: Engine, feed: ChangeFeed) -> None:
+async def test_the_events_are_not_read_while_no_page_follows(
+    engine: Engine, feed: ChangeFeed
+) -> None:
     states = []
     with feed.follow(engine, None):
         states.append(feed.is_reading)

@@ -177,7 +177,7 @@ async def test_what_is_written_again_replaces_what_was(bench: Bench) -> None:
     assert not await store.post(books)
 
 
-async def test_a_removed_budget_takes_its_ledgers_and_charges_along(bench: Bench) -> None:
+async def test_a_removed_budget_is_removed_with_its_ledgers_and_charges(bench: Bench) -> None:
     store = bench.store
     await put(store, Budget(name="team", parent="org", next_reset_at=Millis(5)), Budget(name="org"))
     books = BudgetLedger()

@@ -570,7 +570,7 @@ async def test_limits_hold_through_a_pooler_too(database: str) -> None:
 # -- a database of the release before
 
 
-async def test_a_database_of_the_release_before_is_brought_along(
+async def test_a_database_of_the_release_before_is_migrated(
     fresh_database: Callable[..., str],
 ) -> None:
     """Whatever runs keeps running, a paused lane stays paused and says so."""

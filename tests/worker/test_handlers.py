@@ -486,7 +486,7 @@ async def run_result_through(run: Any) -> Any:
                 await asyncio.sleep(0.05)
 
 
-async def test_a_process_that_dies_takes_no_other_run_along(bench: Bench) -> None:
+async def test_a_process_that_dies_ends_no_other_run(bench: Bench) -> None:
     crash = bench.fabric.task(process=True)(handlers.crash)
     square = bench.fabric.task(process=True)(handlers.square)
     run, other = await crash.submit(), await square.submit(5)

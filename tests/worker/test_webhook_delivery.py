@@ -381,7 +381,7 @@ async def test_a_webhook_that_was_deleted_sends_nothing(bench: Bench, receiver: 
     assert (await (await bench.fabric.run(done.id)).result())["status"] is None
 
 
-async def test_nobody_at_the_url_is_tried_again(bench: Bench, receiver: Receiver) -> None:
+async def test_a_url_without_a_receiver_is_tried_again(bench: Bench, receiver: Receiver) -> None:
     await bench.fabric.webhooks.set("h", "http://127.0.0.1:1/hook", secret=SECRET)
     made = await end_one(bench)
     await deliver(bench)

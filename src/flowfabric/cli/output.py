@@ -1,10 +1,13 @@
 """Where output goes: results to stdout, all else to stderr, as JSON or for people."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bars
 from rich.table import Table
 
 from flowfabric.core.base.ids import without_tags
@@ -90,6 +93,20 @@ class Screen:
             self.aside({**members, "error": word, "message": safe})
         else:
             self.err.print("error:", printable(safe), style="red", soft_wrap=True)
+
+
+@contextmanager
+def progress_bar(screen: Screen) -> Iterator[Callable[[str, int, int], None]]:
+    """What is done now, how much of it is done, and how much there is: for people at a terminal."""
+    if not screen.is_watched:
+        yield lambda what, done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Bars(*columns, console=screen.err, transient=True) as bars:
+        shown = bars.add_task("opening", total=None)
+        yield lambda what, done, total: bars.update(
+            shown, description=what, completed=done, total=total
+        )
 
 
 def _json(value: object) -> str:

@@ -1,18 +1,14 @@
 """`flowfabric promote`"""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
-from rich.progress import Progress as Bars
 from typer import Argument, Option
 
 from flowfabric.cli.command import check_exists
 from flowfabric.cli.format import number_of
 from flowfabric.cli.json import document
-from flowfabric.cli.output import Screen
-from flowfabric.store.promote import OnProgress, PromotionOptions, promote
+from flowfabric.cli.output import Screen, progress_bar
+from flowfabric.store.promote import PromotionOptions, promote
 
 Source = Annotated[str, Argument(metavar="SOURCE", help="The store that is moved, as a URL.")]
 Target = Annotated[str, Argument(metavar="TARGET", help="The empty store it is moved to.")]
@@ -37,7 +33,7 @@ async def promote_store(
     valid; leased runs expire at the target and are continued there.
     """
     check_exists(source)
-    with _bars(screen) as progress:
+    with progress_bar(screen) as progress:
         options = PromotionOptions(force=force, start_over=start_over, progress=progress)
         moved = await promote(source, target, options)
     if moved.already:
@@ -51,23 +47,3 @@ async def promote_store(
     )
     note = f"now start your workers on the target, and none on {moved.source} any more"
     screen.answer(document(moved), words, note)
-
-
-@contextmanager
-def _bars(screen: Screen) -> Iterator[OnProgress]:
-    """One bar for each table, for people at a terminal."""
-    if not screen.is_watched:
-        yield lambda what, done, total: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Bars(*columns, console=screen.err, transient=True) as bars:
-        shown: dict[str, TaskID] = {}
-
-        def progress(what: str, done: int, total: int) -> None:
-            if what not in shown:
-                for earlier in shown.values():
-                    bars.update(earlier, visible=False)
-                shown[what] = bars.add_task(what, total=total)
-            bars.update(shown[what], completed=done, total=total)
-
-        yield progress

@@ -1,20 +1,16 @@
 """`flowfabric prove`"""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-from rich.progress import Progress as Bars
 from typer import Option
 
 from flowfabric.cli.command import StoreUrl
 from flowfabric.cli.errors import CommandError
 from flowfabric.cli.json import Document
-from flowfabric.cli.output import Cells, Screen
+from flowfabric.cli.output import Cells, Screen, progress_bar
 from flowfabric.prove.report import WORDS, CheckResult, ProofReport, markdown
-from flowfabric.prove.run import OnProgress, prove, seconds_of
+from flowfabric.prove.run import prove, seconds_of
 
 
 async def prove_store(
@@ -33,7 +29,7 @@ async def prove_store(
     seconds = seconds_of(minutes)
     if report is not None:
         _write(report, "")  # not only after five minutes
-    with _bar(screen) as progress:
+    with progress_bar(screen) as progress:
         proof = await prove(url, seconds, progress)
     if report is not None:
         _write(report, markdown(proof))
@@ -97,17 +93,3 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise CommandError(f"the report cannot be written: {error}") from error
-
-
-@contextmanager
-def _bar(screen: Screen) -> Iterator[OnProgress]:
-    """Which check is made, for people at a terminal."""
-    if not screen.is_watched:
-        yield lambda what, done, total: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Bars(*columns, console=screen.err, transient=True) as bars:
-        shown = bars.add_task("opening", total=None)
-        yield lambda what, done, total: bars.update(
-            shown, description=what, completed=done, total=total
-        )

@@ -160,7 +160,7 @@ def _configured(flags: dict[str, str | None]) -> ServerOptions:
 
 
 def _bind(options: ServerOptions) -> socket.socket:
-    """An address that is taken is no wrong usage: the same command may succeed later."""
+    """A taken address is not wrong usage: the same command may succeed later."""
     try:
         return bind(options.listen)
     except Invalid as error:

@@ -26,6 +26,9 @@ fabric.budget("marketing", cents=300, every="1h")
 TOPICS = ("sleep", "tea", "trains", "bees", "maps", "rain")
 REGIONS = ("north", "south", "west")
 
+PACE = 0.7
+"""Seconds between two rounds of the shop."""
+
 
 # -- orders
 
@@ -162,8 +165,8 @@ async def submit_nightly() -> None:
 # -- what happens in the shop
 
 
-async def open_shop(pace: float = 0.7) -> None:
-    """Submits work until it is cancelled; `pace` is the time of one round in seconds."""
+async def open_shop() -> None:
+    """Submits work until it is cancelled."""
     await submit_nightly()
     await submit_thumbnails("start", 60)
     for topic in TOPICS[:2]:
@@ -173,7 +176,7 @@ async def open_shop(pace: float = 0.7) -> None:
             await _round(number)
         except Unavailable as error:
             log.warning("order %d was not submitted; the shop goes on: %s", number, error)
-        await asyncio.sleep(pace)
+        await asyncio.sleep(PACE)
 
 
 async def _round(number: int) -> None:

@@ -1,7 +1,8 @@
 """The proving ground: a namespace of its own in the user's store, left as it was found.
 
 Every run has a short retention of its own. The engines here keep all others as long as possible,
-because the retention that the application has configured for them is not known here."""
+because the retention that the application has configured for them is not known here.
+"""
 
 import asyncio
 import secrets

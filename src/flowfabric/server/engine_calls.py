@@ -33,7 +33,7 @@ CALLS_BODY = 16 << 20
     include_in_schema=False,
 )
 async def engine_calls(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """Answers each call on its own; only a body that is no list of calls is refused."""
+    """Answers each call on its own; only a body that is not a list of calls is refused."""
     context = context_of(request)
     caller = _caller(request)
     if context.draining.is_set():

@@ -86,8 +86,8 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
     """Every member has the environment variable of its name: `listen` is FLOWFABRIC_LISTEN.
 
     `token` has every scope; the tokens in the store are accepted as well. `rate_limit` applies to
-    each caller, None is no limit. `waitpoint_grace` is how long the tokens of a waitpoint key stay
-    valid after a rotation through the server. `insecure` allows a server without tokens on an
+    each caller; None means no limit. `waitpoint_grace` is how long the tokens of a waitpoint key
+    stay valid after a rotation through the server. `insecure` allows a server without tokens on an
     address that others can reach. `public_url` is how others reach the server, for links.
     """
 

@@ -102,7 +102,7 @@ class GuardedProtocol(HttpToolsProtocol):
     """One connection."""
 
     most_connections: int | None = None
-    """Those beyond are refused; None is no limit."""
+    """Those beyond are refused; None means no limit."""
     head_time = HEAD_TIME
     linger_time = LINGER_TIME
     _head = 0

@@ -356,7 +356,7 @@ async def test_it_is_explained(lab: Lab) -> None:
     assert "being cancelled by operator_override: enough" in reason.text
 
 
-async def test_a_replay_begins_anew_because_the_steps_are_undone(lab: Lab) -> None:
+async def test_a_replay_starts_over_because_the_steps_are_undone(lab: Lab) -> None:
     claim = await cleaning(lab)
     await lab.engine.attempts.finish_cleanup(claim)
     await lab.engine.executions.replay(claim.id)

@@ -182,7 +182,7 @@ async def test_a_changed_priority_leaves_the_grant_alone(lab: Lab) -> None:
     assert (await lab.engine.grants.claim(id, W1)).id == id
 
 
-async def test_a_cancel_takes_the_grant_along(lab: Lab) -> None:
+async def test_a_cancel_ends_the_grant(lab: Lab) -> None:
     """§3.19"""
     id = await lab.submit()
     await lab.engine.grants.issue(id, "w1")

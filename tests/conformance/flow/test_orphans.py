@@ -114,7 +114,7 @@ ENDINGS: list[tuple[Ending, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("end", "policy"), ENDINGS, ids=[end.__name__ for end, _ in ENDINGS])
-async def test_a_run_that_ends_without_success_takes_its_flow_along(
+async def test_a_run_that_ends_without_success_cancels_its_flow(
     lab: Lab, end: Ending, policy: dict[str, Any]
 ) -> None:
     """I-19: right after the commit, members that run included"""
@@ -129,7 +129,7 @@ async def test_a_run_that_ends_without_success_takes_its_flow_along(
         await lab.complete(held)
 
 
-async def test_a_member_with_a_flow_that_cannot_go_on_takes_it_along(lab: Lab) -> None:
+async def test_a_skipped_member_cancels_its_flow(lab: Lab) -> None:
     """I-19: its join became impossible while it waited for its upstreams"""
     outer = await declare(lab, "up", "run")
     claim = await outer.take("run")

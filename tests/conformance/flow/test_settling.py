@@ -225,7 +225,7 @@ async def test_a_downstream_that_changed_meanwhile_is_decided_again(
     assert await lab.state(flow["b"]) is WAITING
 
 
-async def test_an_ending_that_is_refused_takes_no_downstream_along(
+async def test_an_ending_that_is_refused_moves_no_downstream(
     lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fences: of two upstreams in one commit one has lost its lease; their join waits for it"""

@@ -462,7 +462,7 @@ def _completion(held: Snapshot, now: Millis) -> Change[Any]:
 # -- retention
 
 
-async def test_trimming_takes_everything_along(bench: Bench) -> None:
+async def test_trimming_deletes_everything_of_an_execution(bench: Bench) -> None:
     (kept,) = await bench.submitted(namespace="kept", delay_until=Millis(bench.now + DAY))
     held = await bench.running()
     written: dict[str, Any] = {

@@ -1,7 +1,8 @@
 """Audit records: administrative acts that change no run, such as a new token or a new key.
 
 What operators do to runs is in the events of those runs (`detail["by"]`). These records are never
-changed, only added, and deleted when they are old."""
+changed, only added, and deleted when they are old.
+"""
 
 from collections.abc import Mapping
 from typing import Any

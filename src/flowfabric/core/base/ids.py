@@ -72,7 +72,7 @@ def home_of(partition: int) -> UUID:
 
 
 def is_home(flow: UUID) -> bool:
-    """Whether this is no flow but the home of executions that may join one."""
+    """Whether this is not a flow but the home of executions that may join one."""
     return _HOMES <= flow.int < _HOMES + (1 << 16)
 
 

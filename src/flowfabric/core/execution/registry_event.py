@@ -38,7 +38,7 @@ def on_leave(
 def on_mark_dead(
     before: Presence | None, after: Presence | None, now: Millis, reason: str
 ) -> Sequence[RegistryEvent]:
-    """Marking again an entry that is marked is no transition, and neither is its removal later."""
+    """Marking an entry again is not a transition, nor is its removal later."""
     if before is None or before.marked_at is not None:
         return ()
     return (_event(before, now, EventKind.WORKER_MARKED_DEAD, {"reason": reason}),)

@@ -1,6 +1,7 @@
 """Who could run an execution: live workers, looked at one by one.
 
-What two workers offer between them is no worker that offers both, so nothing is ever united.
+Two workers that offer a capability each are not one worker that offers both, so nothing is ever
+combined.
 """
 
 from collections.abc import Sequence

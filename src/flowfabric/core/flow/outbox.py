@@ -37,8 +37,8 @@ class OutboxKind(IntEnum):
 class OutboxEntry(Struct, frozen=True, gc=False):
     """`id` is a member, the flow itself or the run that started it; `number` (a version) tells
     repetitions apart. Of AWAITED, `flow` is the run that waits and `id` the one that has ended.
-    `spared` marks an ending that is no failure of the flow: a loser of a race
-    that was cancelled."""
+    `spared` marks an ending that is not a failure of the flow: a loser of a race that was
+    cancelled."""
 
     flow: UUID
     id: UUID

@@ -264,7 +264,7 @@ def check_dimension(name: object) -> str:
     return text
 
 
-def check_amounts(amounts: object, what: str = "an amount") -> Amounts:
+def check_amounts(amounts: object) -> Amounts:
     """Amounts of at least one dimension; whole numbers, never negative."""
     if not isinstance(amounts, Mapping):
         raise Invalid(f"amounts must be a mapping of dimensions, not {type(amounts).__name__}")
@@ -273,7 +273,7 @@ def check_amounts(amounts: object, what: str = "an amount") -> Amounts:
     if len(amounts) > MAX_DIMENSIONS:
         raise Invalid(f"at most {MAX_DIMENSIONS} dimensions at once")
     return {
-        check_dimension(name): check_whole(value, f"{what} of {name}", 0, MAX_AMOUNT)
+        check_dimension(name): check_whole(value, f"an amount of {name}", 0, MAX_AMOUNT)
         for name, value in amounts.items()
     }
 

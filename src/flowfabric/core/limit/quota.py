@@ -36,7 +36,8 @@ _UNITS = {"s": "1s", "m": "1m", "h": "1h", "d": "1d"}
 
 class Rate(Struct, frozen=True, gc=False, omit_defaults=True):
     """At most `count` admissions in any period of `window`; `smooth` spreads them evenly instead of
-    all at the beginning. In a definition, a count of 0 is no limit and a window of 0 a minute."""
+    all at the beginning. In a definition, a count of 0 means no limit and a window of 0 a
+    minute."""
 
     count: int
     window: Millis

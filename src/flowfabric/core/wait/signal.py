@@ -55,7 +55,7 @@ APPROVAL = "approval"
 
 class Delivery(Struct, frozen=True, kw_only=True):
     """A signal on its way. `about` is the digest of what the sender believes to approve;
-    `max_signals` comes before the policy of the execution, 0 is no limit. `internal` is the
+    `max_signals` comes before the policy of the execution, 0 means no limit. `internal` is the
     engine's own: no limit on signals holds for it, and it counts for none."""
 
     id: UUID

@@ -72,13 +72,14 @@ class Token:
 
     @property
     def kid(self) -> str:
-        """Which key signed it; empty when the text is no token."""
+        """Which key signed it; empty when the text is not a token."""
         parts = _parts(self._text)
         return parts.kid if parts is not None else ""
 
     @property
     def fingerprint(self) -> str:
-        """Enough to tell tokens apart, too little to use one; empty when the text is no token."""
+        """Enough to tell tokens apart, too little to use one; empty when the text is not a
+        token."""
         return fingerprint(self._text)
 
     def __repr__(self) -> str:
@@ -176,7 +177,7 @@ def peek(token: Token | str | None) -> TokenClaims | None:
 
 
 def peek_with_kid(token: Token | str | None) -> tuple[str, TokenClaims | None]:
-    """The same, after which key signed it; that is empty when the text is no token."""
+    """The same, after which key signed it; that is empty when the text is not a token."""
     presented = _presented(token)
     parts = None if presented is None else _parts(presented.reveal())
     if parts is None:
@@ -185,7 +186,7 @@ def peek_with_kid(token: Token | str | None) -> tuple[str, TokenClaims | None]:
 
 
 def fingerprint(text: str) -> str:
-    """The first 16 hex digits of a token, safe to show; empty when the text is no token."""
+    """The first 16 hex digits of a token, safe to show; empty when the text is not a token."""
     parts = _parts(text)
     return parts.digest[:_FINGERPRINT] if parts is not None else ""
 

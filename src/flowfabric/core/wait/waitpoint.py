@@ -302,7 +302,8 @@ def asked_decision(
 
 
 def _value(terms: Terms | None) -> Any:
-    """What is to be approved. Only the digest counts, so a text that cannot be read is no error."""
+    """What is to be approved. Only the digest counts, so a text that cannot be read is not an
+    error."""
     if terms is None or terms.value is None:
         return None
     try:

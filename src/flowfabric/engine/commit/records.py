@@ -5,6 +5,8 @@ from typing import Generic, Literal, TypeVar
 
 from msgspec import Struct
 
+from flowfabric.core.base.numbers import check_limit
+from flowfabric.core.base.text import check_namespace, check_text
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import RegistryEvent
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
@@ -12,6 +14,8 @@ from flowfabric.store.contract import Store
 from flowfabric.store.rows.record import K, RecordKind, V
 
 T = TypeVar("T")
+
+MAX_PAGE = 1000
 
 RecordRule = Callable[[V | None, Millis], tuple[V | None, T]]
 """Decides on a record (None: there is none) and the moment: how it should be (None: gone), and what
@@ -36,6 +40,19 @@ class RecordChange(Struct, Generic[V, T], frozen=True):
 async def find(store: Store, kind: RecordKind[K, V], key: K) -> V | None:
     """One record, None if there is none."""
     return (await store.records.get(kind, [key])).get(key)
+
+
+async def listed(
+    store: Store,
+    kind: RecordKind[str, V],
+    after: object,
+    limit: object,
+    namespace: object = None,
+) -> list[V]:
+    """Records by name, after a cursor; only those of one namespace, if given."""
+    most, cursor = check_limit(limit, MAX_PAGE), check_text(after, "cursor")
+    where = {} if namespace is None else {"namespace": check_namespace(namespace)}
+    return await store.records.page(kind, cursor, most, where) if most else []
 
 
 async def change(

@@ -74,7 +74,7 @@ class Events(Service):
 
     async def position(self, cursor: str) -> int:
         """The number in the text of a cursor; an empty one is the tail. Invalid for a text that is
-        no cursor, and for a cursor of another store, as far as that can be seen."""
+        not a cursor, and for a cursor of another store, as far as that can be seen."""
         given = parse_cursor(cursor)
         tail = await self.tail()
         if given is not None and given > tail:

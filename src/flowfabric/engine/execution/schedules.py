@@ -13,14 +13,13 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid, NotFound
-from flowfabric.core.base.numbers import check_limit
 from flowfabric.core.base.text import check_text
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import schedule as rules
 from flowfabric.core.execution.policy import DEFAULT_POLICY, parse_policy
 from flowfabric.core.execution.schedule import Schedule
 from flowfabric.core.execution.submission import Duplicate, Submission, Submitted, create
-from flowfabric.engine.commit.records import change, find
+from flowfabric.engine.commit.records import change, find, listed
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.executions import Executions
 from flowfabric.store.rows.record import SCHEDULES
@@ -54,8 +53,7 @@ class Schedules(Service):
 
     async def list(self, *, after: str = "", limit: int = 100) -> list[Schedule]:
         """Schedules by name, after a cursor."""
-        most = check_limit(limit, MAX_PAGE)
-        return await self._context.store.records.page(SCHEDULES, after, most) if most else []
+        return await listed(self._context.store, SCHEDULES, after, limit)
 
     async def pause(self, name: str) -> Schedule:
         """No runs until it is resumed; times that pass meanwhile are not made up for."""

@@ -1,8 +1,8 @@
 """Named subscriptions: durable readers of events that several processes share."""
 
 from flowfabric.core.base.errors import Contention, NotFound
-from flowfabric.core.base.numbers import check_limit, check_whole
-from flowfabric.core.base.text import check_namespace, check_text, check_worker
+from flowfabric.core.base.numbers import check_whole
+from flowfabric.core.base.text import check_worker
 from flowfabric.core.base.time import Millis, Span, check_span
 from flowfabric.core.execution import subscription as rules
 from flowfabric.core.execution.event_filter import (
@@ -13,7 +13,7 @@ from flowfabric.core.execution.event_filter import (
     check_wanted_events,
 )
 from flowfabric.core.execution.subscription import CursorMoved, HeldElsewhere, Subscription
-from flowfabric.engine.commit.records import change, find
+from flowfabric.engine.commit.records import change, find, listed
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.events import MAX_PAGE, Events
 from flowfabric.store.rows.record import SUBSCRIPTIONS
@@ -59,11 +59,7 @@ class Subscriptions(Service):
         self, *, namespace: str | None = None, after: str = "", limit: int = 100
     ) -> "list[Subscription]":
         """Subscriptions by name, after a cursor; only those of one namespace, if given."""
-        most = check_limit(limit, MAX_PAGE)
-        where = {} if namespace is None else {"namespace": check_namespace(namespace)}
-        cursor = check_text(after, "cursor")
-        records = self._context.store.records
-        return await records.page(SUBSCRIPTIONS, cursor, most, where) if most else []
+        return await listed(self._context.store, SUBSCRIPTIONS, after, limit, namespace)
 
     async def delete(self, name: str) -> None:
         if not await self._context.store.records.drop(SUBSCRIPTIONS, rules.check_name(name)):

@@ -10,8 +10,7 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from flowfabric.core.base.errors import FlowFabricError, Invalid, NotFound
-from flowfabric.core.base.numbers import check_limit, check_whole
-from flowfabric.core.base.text import check_namespace, check_text
+from flowfabric.core.base.numbers import check_whole
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import webhook as rules
 from flowfabric.core.execution.event_filter import (
@@ -24,9 +23,9 @@ from flowfabric.core.execution.event_filter import (
 from flowfabric.core.execution.submission import Duplicate, Submission, Submitted
 from flowfabric.core.execution.subscription import check_name, is_worth_saving
 from flowfabric.core.execution.webhook import DeliveryCall, Webhook
-from flowfabric.engine.commit.records import change, find
+from flowfabric.engine.commit.records import change, find, listed
 from flowfabric.engine.context import EngineContext, Service
-from flowfabric.engine.execution.events import MAX_PAGE, Events
+from flowfabric.engine.execution.events import Events
 from flowfabric.engine.execution.executions import Executions
 from flowfabric.store.hints import Topic
 from flowfabric.store.rows.record import WEBHOOKS
@@ -104,11 +103,7 @@ class Webhooks(Service):
         self, *, namespace: str | None = None, after: str = "", limit: int = 100
     ) -> "list[Webhook]":
         """Webhooks by name, after a cursor; only those of one namespace, if given."""
-        most = check_limit(limit, MAX_PAGE)
-        where = {} if namespace is None else {"namespace": check_namespace(namespace)}
-        cursor = check_text(after, "cursor")
-        records = self._context.store.records
-        return await records.page(WEBHOOKS, cursor, most, where) if most else []
+        return await listed(self._context.store, WEBHOOKS, after, limit, namespace)
 
     async def pause(self, name: str, *, reason: str = "") -> Webhook:
         """Nothing is delivered until it is resumed; events are kept for it as long as retention

@@ -46,8 +46,8 @@ MAX_PAGE = 1000
 
 
 class Member(Struct, frozen=True):
-    """A member as the graph shows it; `name` is what it is called in the flow. `spared`: it lost
-    a race and was cancelled for that, which is no failure."""
+    """A member as the graph shows it; `name` is what it is called in the flow. `spared`: it lost a
+    race and was cancelled for that, which is not a failure."""
 
     id: ExecutionId
     name: str

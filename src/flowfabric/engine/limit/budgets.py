@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid, LeaseExpired, NotFound, WrongState
 from flowfabric.core.base.ids import ExecutionId, parse_uuid
-from flowfabric.core.base.numbers import check_kind_of, check_limit, check_whole
+from flowfabric.core.base.numbers import check_kind_of, check_whole
 from flowfabric.core.base.text import MAX_KEY, check_namespace, check_text
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
@@ -46,6 +46,7 @@ from flowfabric.core.limit.spend import (
     Reset,
     Spent,
 )
+from flowfabric.engine.commit.records import listed
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.attempts import Attempts, Owned
 from flowfabric.engine.flow.flows import Flows
@@ -54,8 +55,6 @@ from flowfabric.store.queries import LedgerNeeds
 from flowfabric.store.rows.record import BUDGETS
 
 T = TypeVar("T")
-
-MAX_PAGE = 1000
 
 
 class Budgets(Service):
@@ -90,10 +89,7 @@ class Budgets(Service):
 
     async def list(self, *, after: str = "", limit: int = 100) -> list[Budget]:
         """Budgets by name, after a cursor."""
-        wanted = check_limit(limit, MAX_PAGE)
-        check_text(after, "cursor")
-        page = await self._context.store.records.page(BUDGETS, after, wanted) if wanted else []
-        now = self._now()
+        page, now = await listed(self._context.store, BUDGETS, after, limit), self._now()
         return [current(budget, now) for budget in page]
 
     async def delete(self, name: str) -> bool:

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from flowfabric.core.base.errors import NotEligible, NotFound
 from flowfabric.core.base.ids import ExecutionId
-from flowfabric.core.base.numbers import check_kind_of, check_limit
-from flowfabric.core.base.text import check_text
+from flowfabric.core.base.numbers import check_kind_of
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import operator
 from flowfabric.core.execution.model import Snapshot
@@ -29,7 +28,7 @@ from flowfabric.core.limit.quota import Quota, Use, check_quota, check_quota_nam
 from flowfabric.core.limit.release import Release, Room, limits_since
 from flowfabric.core.limit.unclaimable import counted_start
 from flowfabric.engine.commit.observer import watching
-from flowfabric.engine.commit.records import find
+from flowfabric.engine.commit.records import find, listed
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.releases import Releases
@@ -37,7 +36,6 @@ from flowfabric.store.hints import Topic
 from flowfabric.store.queries import QueueCount, QuotaViewRequest
 from flowfabric.store.rows.record import QUOTAS
 
-MAX_PAGE = 1000
 MAX_KEYS = 100_000
 
 
@@ -83,9 +81,7 @@ class Quotas(Service):
 
     async def list(self, *, after: str = "", limit: int = 100) -> list[Quota]:
         """Quotas by name, after a cursor."""
-        wanted = check_limit(limit, MAX_PAGE)
-        check_text(after, "cursor")
-        return await self._context.store.records.page(QUOTAS, after, wanted) if wanted else []
+        return await listed(self._context.store, QUOTAS, after, limit)
 
     async def delete(self, name: str) -> bool:
         """Deletes a quota and admits the executions that waited for it; False if there was none."""

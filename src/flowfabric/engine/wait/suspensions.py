@@ -364,7 +364,8 @@ class Suspensions(Service):
         return [item for item in found if cursor is None or item.id > cursor][:wanted]
 
     async def terms(self, uuid: UUID, waitpoint: UUID) -> Terms | None:
-        """What a waitpoint accepts, open or not; None for one that is no approval or unknown."""
+        """What a waitpoint accepts, open or not; None for one that is unknown or not an
+        approval."""
         row = await self._row(uuid, waitpoint)
         return None if row is None else row.terms
 

@@ -52,7 +52,7 @@ async def claim_work(
     request: Request[Any, Any, Any], data: JSONBody[ClaimWork]
 ) -> Response[ClaimedWork]:
     """Takes runs for a worker, best first, and waits up to `wait_ms` for the first one. An empty
-    list is no error. What was taken for a client that is gone is handed back at once. A server
+    list is not an error. What was taken for a client that is gone is handed back at once. A server
     that stops answers with an empty list, or with 503 if the request may be a repeat."""
     context = context_of(request)
     namespace = visible_namespace(caller_of(request), data.namespace)

@@ -50,7 +50,7 @@ class Runners:
 
 
 def open_runners(path: str, synchronous: str) -> Runners:
-    """Opens the connections and refuses a file that is no database of ours."""
+    """Opens the connections and refuses a file that is not a database of ours."""
     connections: list[sqlite3.Connection] = []
     try:
         for _ in range(1 if path == MEMORY else 3):

@@ -1,7 +1,8 @@
 """Copies the write-ahead log into the database, away from the thread that commits.
 
 SQLite does not say how many pages a commit wrote, only how many rows. So the number of rows between
-two checkpoints is learned from the length of the log that each of them finds."""
+two checkpoints is learned from the length of the log that each of them finds.
+"""
 
 from flowfabric.store.sqlite.runner import Runner
 from flowfabric.store.sqlite.session import SqliteSession

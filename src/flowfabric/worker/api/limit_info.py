@@ -59,7 +59,8 @@ class BudgetInfo(Struct, frozen=True, kw_only=True):
 
     `breaches` counts the amounts that a hard limit refused and `soft_breaches` those that exceeded
     a soft limit, resets or not. `breached_at` and `breached_dimension` say when and in which
-    dimension the last amount of this period was refused."""
+    dimension the last amount of this period was refused.
+    """
 
     name: str
     parent: str | None

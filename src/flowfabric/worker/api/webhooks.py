@@ -133,7 +133,8 @@ def verify_webhook(
     has signed it, or if that was longer ago than `tolerance`; Invalid if it is not an event.
 
     `headers` are those of the request, in any spelling, and `body` is exactly what was received. A
-    delivery may come twice: its header `FlowFabric-Event-Id` stays the same."""
+    delivery may come twice: its header `FlowFabric-Event-Id` stays the same.
+    """
     secrets = (
         [secret]
         if isinstance(secret, str)
