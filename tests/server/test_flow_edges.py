@@ -235,6 +235,29 @@ async def test_an_id_of_another_partition_is_no_member(http: httpx.AsyncClient) 
         assert counts == [1, 1, 0]
 
 
+async def test_edges_are_listed_by_pages(http: httpx.AsyncClient, engine: Engine) -> None:
+    flow = await create_flow(http)
+    hub, *others = [await add_member(http, flow) for _ in range(6)]
+    for number, other in enumerate(others):
+        await link(http, flow, hub, other, 6 + number)
+    url, ids = f"{URL}/{flow}/edges", list[str]()
+    asked: dict[str, str] = {"upstream": hub, "limit": "2"}
+    for more in (True, True, False):
+        page = (await http.get(url, params=asked)).json()
+        ids += [each["edge"]["id"] for each in page["edges"]]
+        asked["cursor"] = page["next_cursor"]
+        assert (asked["cursor"] is not None) == more
+    whole = (await http.get(url)).json()
+    assert ids == [each["edge"]["id"] for each in whole["edges"]]
+    assert len(ids) == 5
+    assert whole["next_cursor"] is None
+    assert (await http.get(url, params={"limit": 0})).json()["edges"] == []
+    error_of(await http.get(url, params={"limit": 1001}), 400)
+    error_of(await http.get(url, params={"cursor": "first"}), 400)
+    every = await engine.flow_views.edges(UUID(flow))
+    assert [str(each.edge.id) for each in every] == ids
+
+
 async def test_edges_of_nothing(http: httpx.AsyncClient) -> None:
     flow = await create_flow(http)
     first, second = await add_member(http, flow), await add_member(http, flow)

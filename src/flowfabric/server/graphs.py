@@ -22,6 +22,7 @@ from flowfabric.server.context import engine_of
 from flowfabric.server.documents import document, plain, respond_page
 from flowfabric.server.long_polls import while_wanted
 from flowfabric.server.parameters import (
+    MAX_PAGE,
     Cursor,
     ListLimit,
     Namespace,
@@ -32,8 +33,8 @@ from flowfabric.server.parameters import (
     read_wait,
     visible_namespace,
 )
-from flowfabric.server.shown import also, by_name, entry, listing, members, page, shown, word_of
-from flowfabric.server.wire import U32, read_id, read_member, respond
+from flowfabric.server.shown import also, by_name, entry, members, page, shown, word_of
+from flowfabric.server.wire import U32, read_id, read_member, read_uuid_text, respond
 
 States = Annotated[
     list[FlowState] | None, QueryParameter(name="state", description="Only in these; repeatable")
@@ -152,21 +153,25 @@ async def flow_members(
     return respond_page("members", found, limit, lambda last: str(last.id), _member)
 
 
-@get("/v1/flows/{id:str}/edges", opt=needs("read", shows=listing("edges", shown(EdgeState))))
+@get("/v1/flows/{id:str}/edges", opt=needs("read", shows=page("edges", shown(EdgeState))))
 async def flow_edges(
     request: Request[Any, Any, Any],
     id: FromPath[str],
     upstream: FromQuery[str | None] = None,
     downstream: FromQuery[str | None] = None,
+    cursor: Cursor = None,
+    limit: ListLimit = MAX_PAGE,
 ) -> Response[dict[str, Any]]:
-    """Edges, or those that leave or enter one execution, with how they were settled."""
+    """Edges by id, or those that leave or enter one execution, with how they were settled."""
     key, engine = await _existing(request, id), engine_of(request)
     found = await engine.flow_views.edges(
         key,
         upstream=None if upstream is None else read_id(upstream),
         downstream=None if downstream is None else read_id(downstream),
+        after=None if cursor is None else read_uuid_text(cursor, "cursor"),
+        limit=limit,
     )
-    return respond({"edges": [_edge(edge) for edge in found]})
+    return respond_page("edges", found, limit, lambda last: str(last.edge.id), _edge)
 
 
 @get(

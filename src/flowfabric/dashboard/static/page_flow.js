@@ -8,6 +8,7 @@ import { act, ask, card, head, table } from "./ui.js";
 const PAGE = 1000;
 const DRAWN = 2000;
 const LISTED = 200;
+const MOST = { members: DRAWN, edges: 10 * DRAWN };
 
 export function flow({ rest, can, refresh: again }) {
   const path = `v1/flows/${part(rest[0])}`;
@@ -18,10 +19,10 @@ export function flow({ rest, can, refresh: again }) {
   const element = h("div", { class: "stack" }, top, picture, members);
 
   async function refresh() {
-    const [found, all, edges] = await Promise.all([get(path), everyMember(path), get(`${path}/edges`)]);
+    const [found, all, edges] = await Promise.all([get(path), every(path, "members"), every(path, "edges")]);
     document.title = `${found.kind} · FlowFabric`;
     render(top, head(found.kind || "Flow", [badge(found.ended_at ? found.status : found.state), " ", h("span", { class: "mono small" }, found.id), " · created ", moment(found.created_at), found.ended_at ? [", took ", duration(found.ended_at - found.created_at)] : null], actions(found)), tiles(found));
-    draw(all, edges.edges.map(shape));
+    draw(all, edges.map(shape));
     render(members, card("Members", list(inOrder(all)), { flush: true, extra: h("span", { class: "muted small" }, plural(all.length, "member")) }));
   }
 
@@ -33,6 +34,7 @@ export function flow({ rest, can, refresh: again }) {
 
   function draw(all, edges) {
     if (all.length > DRAWN) return render(picture, card("Graph", h("p", { class: "muted" }, `${number(all.length)} members are too many to draw; the list below has the first ${LISTED}.`)));
+    if (edges.length > MOST.edges) return render(picture, card("Graph", h("p", { class: "muted" }, `${number(edges.length)} edges are too many to draw.`)));
     const nodes = all.map((member) => ({ id: uuidOf(member.id), uuid: uuidOf(member.id), name: member.name || member.kind, kind: member.kind, state: member.state }));
     if (graph?.shows(nodes, edges)) return graph.update(nodes, edges);
     graph = new Graph(nodes, edges);
@@ -64,14 +66,15 @@ export function flow({ rest, can, refresh: again }) {
   return { title: "Flow", element, refresh };
 }
 
-async function everyMember(path) {
+/** All of them, or more than can be drawn. */
+async function every(path, noun) {
   const found = [];
   let cursor = null;
   do {
-    const page = await get(`${path}/members`, { cursor, limit: PAGE });
-    found.push(...page.members);
+    const page = await get(`${path}/${noun}`, { cursor, limit: PAGE });
+    found.push(...page[noun]);
     cursor = page.next_cursor;
-  } while (cursor && found.length <= DRAWN);
+  } while (cursor && found.length <= MOST[noun]);
   return found;
 }
 

@@ -170,16 +170,27 @@ class FlowViews(Service):
         return found
 
     async def edges(
-        self, id: UUID, *, upstream: str | None = None, downstream: str | None = None
+        self,
+        id: UUID,
+        *,
+        upstream: str | None = None,
+        downstream: str | None = None,
+        after: UUID | None = None,
+        limit: int | None = None,
     ) -> list[EdgeState]:
-        """Edges of a flow by id; those that leave or enter one execution."""
+        """Edges of a flow by id; those that leave or enter one execution. All of them, unless a
+        `limit` is given; the cursor is the id of the last one seen."""
         key = parse_uuid(id, "flow")
         query = EdgeQuery(
             flow=key,
             upstreams=None if upstream is None else _here(upstream, key),
             downstreams=None if downstream is None else _here(downstream, key),
+            after=None if after is None else parse_uuid(after, "cursor"),
         )
-        return await self._all_edges(query)
+        if limit is None:
+            return await self._all_edges(query)
+        wanted = check_limit(limit, MAX_PAGE)
+        return await self._context.store.edges(replace(query, limit=wanted)) if wanted else []
 
     async def edge(self, flow: UUID, edge: UUID) -> Edge | None:
         query = EdgeQuery(flow=parse_uuid(flow, "flow"), ids=(parse_uuid(edge, "edge"),))
