@@ -261,6 +261,22 @@ async def test_a_settlement_that_counted_before_the_crash_keeps_nothing_set_asid
     assert (await reserved(lab, "team"), await used(lab, "team")) == ([0], [3])
 
 
+async def test_nothing_is_set_aside_for_what_is_counted_already(lab: Lab) -> None:
+    """I-24: the next owner is not refused because of what its run has consumed itself"""
+    await make(lab)
+    claim = await lab.running(policy=TEAM)
+    held = await reserve(lab, claim, 6, key="call")
+    assert await settle(lab, claim, held.id, 6, key="call") == Spent()
+    await lab.lose(claim)
+    again = await lab.claim_one(W2)
+    held = await reserve(lab, again, 6, key="call")
+    assert (held.budgets, await reserved(lab, "team")) == ((), [0])
+    assert await settle(lab, again, held.id, 6, key="call") == AlreadyApplied(Spent())
+    assert await used(lab, "team") == [6]
+    answer = await lab.engine.budgets.reserve(again, {"tokens": 6}, key="another")
+    assert answer == HardBreach("team", "tokens", 6, 10)
+
+
 async def test_a_forged_id_settles_as_what_was_consumed(lab: Lab) -> None:
     await make(lab)
     claim = await lab.running(policy=TEAM)

@@ -6,7 +6,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.limit.quota import Rate
 from flowfabric.core.limit.unclaimable import KEEPS_SLOT
-from flowfabric.engine.limit.unclaimable import PAGE
+from flowfabric.engine.limit.unclaimable import LINES, PAGE
 from tests.kit.lab import Lab
 from tests.kit.limiting import crowd, define, finish, one, settled, slots, waits
 
@@ -137,6 +137,21 @@ async def test_many_that_keep_their_slots_hide_no_run_that_must_give_its_slot_ba
     await waited(lab, 1000)
     assert (await lab.claim_one()).id == other
     assert await slots(lab, "roomy") == (PAGE + 1, 0)
+
+
+async def test_many_lines_that_wait_for_running_runs_hide_no_line_that_needs_a_slot(
+    lab: Lab,
+) -> None:
+    """F-29: each of the others waits for a run of its own key, which takes long"""
+    await define(lab, concurrency_per_key=1)
+    for number in range(LINES + 1):
+        await crowd(lab, 2, ("q", f"other {number}"))
+    assert len(await lab.claim(limit=500)) == LINES + 1
+    await one(lab, ("q", "mine"), lane="mail")
+    await close(lab, "pause")
+    mine = await one(lab, ("q", "mine"))
+    await waited(lab, KEEPS_SLOT + 1000)
+    assert (await lab.claim_one()).id == mine
 
 
 async def test_without_registered_workers_nothing_is_given_back(lab: Lab) -> None:

@@ -207,7 +207,8 @@ def reserve(
     ledger: BudgetLedger, asked: Expense, reservation: UUID, epoch: int, now: Millis
 ) -> Reserved | HardBreach:
     """Reserves an estimate, so that no other execution can spend it. Repeating it changes nothing,
-    unless the first reservation's lease is gone: then it is made again."""
+    unless the first reservation's lease is gone: then it is made again. Nothing is reserved if the
+    key, under which the consumed amount will be counted, has counted before."""
     if asked.execution is None:
         raise Invalid("a reservation needs a run")
     known = ledger.reservations.get(reservation)
@@ -215,6 +216,8 @@ def reserve(
         raise Invalid("the reservation belongs to another run")
     if known is not None and known.epoch == epoch:
         return Reserved(known)
+    if repeated(ledger, asked, now) is not None:
+        return nothing_reserved(asked, reservation, epoch, now)
     names = _wanted(ledger, asked)
     drop(ledger, reservation, now)
     _drop_earlier(ledger, asked.execution, epoch, now)
@@ -235,6 +238,12 @@ def reserve(
     )
     ledger.put_reservation(reservation, new)
     return Reserved(new)
+
+
+def nothing_reserved(asked: Expense, id: UUID, epoch: int, now: Millis) -> Reserved:
+    """An empty reservation."""
+    execution = asked.execution or UUID(int=0)
+    return Reserved(Reservation(id, (), execution, epoch, asked.amounts, now))
 
 
 def settle(

@@ -4,7 +4,7 @@ Such an execution does not keep a quota slot that others wait for. It stays at i
 until a worker can take it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from msgspec import Struct
 
@@ -80,16 +80,23 @@ def yields_slot(snapshot: Snapshot, now: Millis, lane: Lane, closed: Unclaimable
     return now - since >= KEEPS_SLOT
 
 
-def in_the_way(holder: Uses, view: QuotaView, now: Millis) -> bool:
-    """Whether the holder uses a slot that a waiting execution needs."""
+NeededSlot = tuple[str, str | None]
+"""A quota without a free slot, and the key that needs one; None if every key does."""
+
+
+def needed_slots(view: QuotaView, now: Millis) -> set[NeededSlot]:
+    """The slots that waiting executions need."""
     room = Room(view, now)
-    own = {(use.quota, use.key) for use in holder}
-    quotas = {quota for quota, _ in own}
-    return any(
-        (full.use.quota, full.use.key) in own if full.of_key else full.use.quota in quotas
+    return {
+        (full.use.quota, full.use.key if full.of_key else None)
         for line in view.lines
         for full in room.full(line.uses)
-    )
+    }
+
+
+def in_the_way(holder: Uses, needed: Set[NeededSlot]) -> bool:
+    """Whether the holder uses a slot that a waiting execution needs."""
+    return any(not needed.isdisjoint({(use.quota, use.key), (use.quota, None)}) for use in holder)
 
 
 def counted_start(snapshot: Snapshot) -> bool:

@@ -23,7 +23,6 @@ from flowfabric.core.limit.budget import (
     Amounts,
     Budget,
     OnHard,
-    Reservation,
     Scope,
     chain,
     check_amounts,
@@ -198,22 +197,23 @@ class Budgets(Service):
         *,
         budgets: Iterable[str] | None = None,
         id: UUID | None = None,
+        key: str | None = None,
     ) -> Reserved | HardBreach:
         """Reserves an estimate for what the owner is about to do. It is released automatically when
-        this lease is gone. Repeating it with the same id reserves nothing more."""
+        this lease is gone. Repeating it with the same id reserves nothing more. Give the `key` of
+        the settlement if an earlier owner may have counted it: then nothing is reserved."""
         snapshot, owner = await self._owned(owned)
         if isinstance(enter(snapshot, self._now(), owner), Change):
             raise LeaseExpired(f"the lease of {snapshot.run} expired; a worker may take it over")
         names = await self._chosen(snapshot.execution, budgets)
         reservation = self._fresh() if id is None else parse_uuid(id, "reservation")
+        uuid, epoch = snapshot.execution.uuid, snapshot.head.epoch
         asked = Expense(
-            names, check_amounts(amounts), snapshot.execution.uuid, attached=budgets is None
+            names, check_amounts(amounts), uuid, key=_key(key) or None, attached=budgets is None
         )
-        epoch = snapshot.head.epoch
         if not names:
-            return Reserved(_nothing_of(asked, reservation, epoch, self._now()))
-        uuid = snapshot.execution.uuid
-        ask = LedgerNeeds(budgets=names, executions=(uuid,), reservations=(reservation,))
+            return rules.nothing_reserved(asked, reservation, epoch, self._now())
+        ask = _ask(asked, reservations=(reservation,))
         self._budget_gate.reserving(uuid)
         answer = await self._budget_gate.ledger.post(
             ask, lambda books, now: rules.reserve(books, asked, reservation, epoch, now)
@@ -367,12 +367,6 @@ def _names(budgets: str | Iterable[str]) -> tuple[str, ...]:
     if not names:
         raise Invalid("name at least one budget")
     return names
-
-
-def _nothing_of(asked: Expense, id: UUID, epoch: int, now: Millis) -> Reservation:
-    """An empty reservation, for an execution without budgets."""
-    execution = asked.execution or UUID(int=0)
-    return Reservation(id, (), execution, epoch, asked.amounts, now)
 
 
 def _key(key: object) -> str:

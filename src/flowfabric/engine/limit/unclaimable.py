@@ -10,9 +10,11 @@ from flowfabric.core.execution.registry import Presence
 from flowfabric.core.limit.budget_gate import give_slot_back
 from flowfabric.core.limit.lane import Lane
 from flowfabric.core.limit.unclaimable import (
+    NeededSlot,
     Unclaimable,
     counted_start,
     in_the_way,
+    needed_slots,
     unclaimable,
     yields_slot,
 )
@@ -99,21 +101,18 @@ class ClosedRoutes(Service):
         self, idle: list[Snapshot], closed: Unclaimable, now: Millis
     ) -> list[Snapshot]:
         """The executions whose slots others wait for."""
-        quotas = {use.quota for snapshot in idle for use in snapshot.execution.uses}
-        views = {
-            quota: await self._context.store.quota_view(
-                QuotaViewRequest(quota, None, LINES, 1, now, closed.closed, closed.draining)
-            )
-            for quota in quotas
-        }
-        return [
-            snapshot
-            for snapshot in idle
-            if any(
-                in_the_way(snapshot.execution.uses, views[use.quota], now)
-                for use in snapshot.execution.uses
-            )
-        ]
+        needed: set[NeededSlot] = set()
+        lines: dict[str, set[int]] = {}
+        for snapshot in idle:
+            for use in snapshot.execution.uses:
+                lines.setdefault(use.quota, set()).add(snapshot.execution.rules.queue)
+        for quota, own in lines.items():
+            # The first lines, and their own ones: those may be behind many that wait for others.
+            for among in (None, tuple(own)):
+                most = LINES if among is None else len(among)
+                ask = QuotaViewRequest(quota, among, most, 1, now, closed.closed, closed.draining)
+                needed |= needed_slots(await self._context.store.quota_view(ask), now)
+        return [snapshot for snapshot in idle if in_the_way(snapshot.execution.uses, needed)]
 
     def _lane(self, snapshot: Snapshot) -> Lane:
         name = snapshot.execution.route.lane

@@ -42,6 +42,7 @@ class Reserve:
         self._budget = budget
         self._actual: Amounts | None = None
         self._id: UUID | None = None
+        self._key = f"settle:{self._scope.key_at(place)}"
 
     def settle(self, amounts: Mapping[str, int] | None = None, /, **more: int) -> None:
         """Says what was really consumed. The last call counts."""
@@ -72,7 +73,7 @@ class Reserve:
         self._id = uuid5(claim.uuid, f"reserve:{scope.key_at(self._place)}:{claim.epoch}")
         return await scope.until_available(
             lambda: scope.engine.budgets.reserve(
-                claim, self.amounts, budgets=_named(self._budget), id=self._id
+                claim, self.amounts, budgets=_named(self._budget), id=self._id, key=self._key
             )
         )
 
@@ -97,7 +98,7 @@ class Reserve:
                 id,
                 actual,
                 budgets=_named(self._budget),
-                key=f"settle:{scope.key_at(self._place)}",
+                key=self._key,
             )
         )
         return answer.outcome if isinstance(answer, AlreadyApplied) else answer
