@@ -163,7 +163,8 @@ class Parking:
             idle.clear()
             if racing.get() is None:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(idle.wait(), left)
+                    async with asyncio.timeout(left):
+                        await idle.wait()
             else:
                 await self._look_out(idle, left)
 
