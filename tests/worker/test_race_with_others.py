@@ -268,7 +268,9 @@ async def test_a_race_that_ends_during_a_look_takes_no_signal_from_others(
     @bench.fabric.task()
     async def job(ctx: Context) -> list[Any]:
         async def other() -> int:
-            return log.note(await ctx.wait_for_signal("b", int))
+            value = await ctx.wait_for_signal("b", int)
+            log.note(value)
+            return value
 
         race = ctx.race(step=ctx.step(looked.wait), a=ctx.wait_for_signal("a"))
         (winner, _), first = await ctx.gather(race, other())
