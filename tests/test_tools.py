@@ -100,6 +100,13 @@ def test_only_the_retry_loop_gives_up(write: Writer) -> None:
     ]
 
 
+def test_no_call_loses_a_cancel(write: Writer) -> None:
+    write("src/flowfabric/a.py", "x = 1\nasyncio.wait_for(x, 1)\nground.wait_for(x)")
+    assert write.check_house() == [
+        "src/flowfabric/a.py:2: wait_for may lose a cancel: use asyncio.timeout"
+    ]
+
+
 SERVICES = """
 class Lanes(Service):
     async def pause(self): ...

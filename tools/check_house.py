@@ -1,5 +1,5 @@
 """Fails when the tree leaves the plan: five words, equal dialects, unique class names, one retry
-loop, no operation without a caller.
+loop, no call that loses a cancel, no operation without a caller.
 
 The five words are execution, wait, flow, limit and worker. `core`, `engine` and the tests are cut
 by them, so that a newcomer who knows the word knows the folder.
@@ -62,6 +62,7 @@ def check(root: Path, uncalled: Collection[str] = ()) -> list[str]:
         *_wide_contract(root),
         *_ambiguous_classes(root),
         *_strange_retries(root),
+        *_lost_cancels(root),
         *_uncalled_operations(root, uncalled),
     ]
 
@@ -126,6 +127,14 @@ def _strange_retries(root: Path) -> Iterator[str]:
         if commit not in path.parents:
             where = path.relative_to(root).as_posix()
             yield f"{where}:{node.lineno}: use the retry loop of engine/commit/retry.py"
+
+
+def _lost_cancels(root: Path) -> Iterator[str]:
+    """In Python 3.11, `asyncio.wait_for` returns if what it waits for ends as it is cancelled."""
+    for path, node in _nodes(root / "src"):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "asyncio.wait_for":
+            where = path.relative_to(root).as_posix()
+            yield f"{where}:{node.lineno}: wait_for may lose a cancel: use asyncio.timeout"
 
 
 def _uncalled_operations(root: Path, uncalled: Collection[str]) -> Iterator[str]:

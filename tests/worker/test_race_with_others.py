@@ -1,6 +1,7 @@
 """`ctx.race` together with what else a handler does: tries of steps, gathers, clean-ups, signals
 that are there already, replays and forks."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from flowfabric import (
     WaitTimeout,
 )
 from flowfabric.core.base.errors import WaitpointClosed
-from tests.worker.bench import Bench
+from tests.worker.bench import Bench, Log
 
 MINUTE = 60_000
 HOUR = 3_600_000
@@ -247,6 +248,42 @@ async def test_beside_a_step_the_signals_of_losers_are_kept_as_well(bench: Bench
         await bench.fabric.signal(run, name, value)
     await bench.work()
     assert await run.result(timeout=60) == ["again", 1, 2, 3]
+
+
+@pytest.mark.inside
+async def test_a_race_that_ends_during_a_look_takes_no_signal_from_others(
+    bench: Bench, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loser looks for all waits of the run, and is cancelled when the look has been committed
+    and not been answered"""
+    suspensions, looked = bench.engine.suspensions, asyncio.Event()
+    go_on = suspensions.go_on
+
+    async def slowly(*args: Any) -> Any:
+        met = await go_on(*args)
+        looked.set()
+        await asyncio.sleep(0.05)
+        return met
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[Any]:
+        async def other() -> int:
+            value = await ctx.wait_for_signal("b", int)
+            log.note(value)
+            return value
+
+        race = ctx.race(step=ctx.step(looked.wait), a=ctx.wait_for_signal("a"))
+        (winner, _), first = await ctx.gather(race, other())
+        return [winner, first, await ctx.wait_for_signal("b", int)]
+
+    monkeypatch.setattr(suspensions, "go_on", slowly)
+    run = await job.submit()
+    for value in (1, 2):
+        await bench.fabric.signal(run, "b", value)
+    await bench.work()
+    assert set(log) == {1}
+    assert await run.state() is PublicState.COMPLETED
+    assert await run.result() == ["step", 1, 2]
 
 
 async def test_an_approval_that_came_before_the_timer_wins(bench: Bench) -> None:

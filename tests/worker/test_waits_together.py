@@ -266,6 +266,27 @@ async def test_waits_within_branches_within_branches(bench: Bench) -> None:
     assert await run.result() == [["12", "12"], ["12", "12"]]
 
 
+@pytest.mark.timeout(60)
+async def test_a_branch_that_fails_as_the_others_settle_fails_the_run(bench: Bench) -> None:
+    """What sleeps beside it is cancelled although it was about to look again"""
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> None:
+        async def fails() -> None:
+            await ctx.wait_for_any("a", "b")
+            raise ConnectionError
+
+        async def inner() -> None:
+            await ctx.gather(fails(), ctx.sleep("1s"), ctx.step(int))
+
+        await ctx.gather(inner(), ctx.wait_for_all("c"))
+
+    run = await job.submit()
+    await bench.fabric.signal(run, "b")
+    await bench.work()
+    assert await run.state() is PublicState.FAILED
+
+
 async def test_no_except_can_swallow_a_wait(bench: Bench, log: Log) -> None:
     @bench.fabric.task()
     async def job(ctx: Context) -> str:

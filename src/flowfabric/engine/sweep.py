@@ -360,7 +360,8 @@ class Sweep(Service):
         while early and (left := min(ends_at - loop.time(), self._soon())) > 0:
             self._early.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._early.wait(), left)
+                async with asyncio.timeout(left):
+                    await self._early.wait()
             early = self._early.is_set()
 
     def _soon(self) -> float:

@@ -171,7 +171,8 @@ class KnownLines(Service):
 
     async def _my_turn(self) -> bool:
         try:
-            return await asyncio.wait_for(self.turns.acquire(), PATIENCE)
+            async with asyncio.timeout(PATIENCE):
+                return await self.turns.acquire()
         except TimeoutError:
             return False
 

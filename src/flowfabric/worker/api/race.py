@@ -198,7 +198,8 @@ class RaceApi:
             if racers[name].reached or scope.journal.has_begun(branch)
         ]
         with suppress(TimeoutError):  # one that awaits something else is not waited for
-            await asyncio.wait_for(scope.branches.replaying.ended(begun), CATCHING_UP)
+            async with asyncio.timeout(CATCHING_UP):
+                await scope.branches.replaying.ended(begun)
 
     async def _contend(self, contender: Any, branch: Branch, racer: RaceBranch) -> Any:
         racing.set(racer)

@@ -71,7 +71,8 @@ class _Lent(Struct):
 
     async def _there(self, work: Coroutine[Any, Any, T]) -> T:
         asked = asyncio.run_coroutine_threadsafe(work, self.loop)
-        return await asyncio.wait_for(asyncio.wrap_future(asked), self.timeout)
+        async with asyncio.timeout(self.timeout):
+            return await asyncio.wrap_future(asked)
 
 
 class Heartbeat:
@@ -116,7 +117,8 @@ class Heartbeat:
             self._loop.call_soon_threadsafe(self._stopping.set)
         # No thread of the loop's pool: handlers may keep all of them.
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._ended.wait(), STOP_SECONDS)
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._ended.wait()
             self._thread.join(STOP_SECONDS)
 
     def hold(self, lease: WorkerLease) -> None:

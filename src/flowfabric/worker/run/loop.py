@@ -146,8 +146,7 @@ class Worker:
             self.engine.code_gate.leave(self.identity)
             try:
                 await self._hand_back()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(registry.stop(), SIGN_OFF)
+                await _sign_off(registry)
             finally:
                 self._handed_back.set()
             await self.hooks.lifespan.stop()
@@ -484,6 +483,12 @@ def _check_main_is_guarded() -> None:
             "a process for tasks with process=True executes this program again:"
             ' make the worker below `if __name__ == "__main__":`'
         )
+
+
+async def _sign_off(registry: PresenceKeeper) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SIGN_OFF):
+            await registry.stop()
 
 
 async def _settle(worker: Worker) -> None:

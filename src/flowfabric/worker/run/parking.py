@@ -163,7 +163,8 @@ class Parking:
             idle.clear()
             if racing.get() is None:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(idle.wait(), left)
+                    async with asyncio.timeout(left):
+                        await idle.wait()
             else:
                 await self._look_out(idle, left)
 
@@ -246,23 +247,35 @@ class Parking:
 
     async def _go_on(self) -> bool:
         """Ends waits whose signals are there already, without unwinding the handler. False when
-        there is nothing to go on with: it is parked then."""
+        there is nothing to go on with: it is parked then. A branch that is cancelled meanwhile
+        stays until that is done, for it is done for the waits of all branches."""
         asked = list(self._waiters)
-        self._going_on = True
-        with self._branches.under_way():
-            try:
-                ended = await self._ended_by_signals()
-            finally:
-                self._going_on = False
-            for place, record in ended.items():
-                if self._waiters.pop(place, None) is not None:
-                    self._answers[place] = record
-                    self._branches.begin()  # until it is taken
-        if self._branches.idle is not None:
-            self._branches.idle.set()
+        self._going_on = self._expecting = True
+        answering = asyncio.ensure_future(self._answer())
+        answering.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            with self._branches.under_way():
+                try:
+                    ended = await asyncio.shield(answering)
+                except asyncio.CancelledError:
+                    await asyncio.wait([answering])
+                    raise
+                finally:
+                    self._going_on = False
+        finally:
+            if self._branches.idle is not None:
+                self._branches.idle.set()
         # No signals were read for a wait that began meanwhile.
-        self._expecting = bool(ended) or asked != list(self._waiters)
+        self._expecting = ended or asked != list(self._waiters)
         return self._expecting
+
+    async def _answer(self) -> bool:
+        ended = await self._ended_by_signals()
+        for place, record in ended.items():
+            if self._waiters.pop(place, None) is not None:
+                self._answers[place] = record
+                self._branches.begin()  # until it is taken
+        return bool(ended)
 
     async def _ended_by_signals(self) -> dict[StepPlace, Recorded]:
         places = {(place.branch, place.position): place for place in self._waiters}
