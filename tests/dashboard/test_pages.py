@@ -7,7 +7,9 @@ import pytest_asyncio
 from playwright.async_api import Browser
 
 from flowfabric import Fabric
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.registry import Presence
+from flowfabric.core.execution.submission import Submission
 from flowfabric.core.execution.webhook import KIND
 from tests.dashboard.accessibility import faults
 from tests.dashboard.conftest import Visitor
@@ -115,6 +117,15 @@ async def test_a_run_that_does_not_run_says_why(site: Site, visitor: Visitor) ->
     page = await visitor.go(f"executions/{run.id}")
     await page.get_by_text("Why is it not running?").wait_for()
     await page.locator(".reasons li").first.wait_for()
+
+
+async def test_an_active_run_that_no_worker_has_says_why(site: Site, visitor: Visitor) -> None:
+    submitted = await site.engine.executions.submit(Submission(kind="elsewhere", lane="lost"))
+    await site.engine.claims.claim(WorkerIdentity("w", "w-1"), lanes=["lost"])
+    await site.engine.claims.revoke(submitted.id, reason="gone")
+    page = await visitor.go(f"executions/{submitted.id.uuid}")
+    await page.get_by_text("Why is it not running?").wait_for()
+    await page.locator(".reasons").get_by_text("w (w-1)").first.wait_for()
 
 
 async def test_a_graph_is_drawn_with_states_and_zooms(

@@ -2,6 +2,7 @@
 whether it may have been executed."""
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -99,7 +100,8 @@ class Connection:
             async with session.post(path, data=content, timeout=limit) as reply:
                 data = await reply.read()
         except aiohttp.ClientConnectorError as error:
-            raise Unavailable(f"the server {self.url} cannot be reached: {error}") from None
+            reason = _reason(error.os_error)
+            raise Unavailable(f"the server {self.url} cannot be reached: {reason}") from None
         except (aiohttp.ClientError, TimeoutError, ConnectionError, ssl.SSLError) as error:
             reason = str(error) or f"no answer within {timeout:g} s"
             raise self._lost(reason) from None
@@ -183,6 +185,13 @@ def _resolved(host: str, port: int, info: Any) -> "aiohttp.abc.ResolveResult":
         "proto": proto,
         "flags": socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
     }
+
+
+def _reason(error: OSError) -> str:
+    """What the system says. The text of asyncio names the address again instead."""
+    if isinstance(error, ConnectionError) and error.errno:
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
 
 
 def _data(body: bytes) -> bytes | BytesIO:

@@ -498,7 +498,8 @@ class RouteDepth(Struct, frozen=True):
         minted = None if lowest is None else minted_at(lowest)
         if minted is not None:
             return cls(route, waiting, running, lowest, minted)
-        return cls(route, waiting, running, *(first or (None, None)))
+        oldest, oldest_at = first or (None, None)
+        return cls(route, waiting, running, oldest, oldest_at)
 
 
 class WaitCount(Struct, frozen=True):

@@ -421,7 +421,8 @@ async def test_a_suspended_run_names_what_it_waits_for(lab: Lab) -> None:
     answer = await suspend(lab, claim, *waits)
     signal, members = (await why(lab, claim.id)).reasons
     assert (signal.code, signal.until) == ("waiting_for_signal", soon)
-    assert signal.text == "it waits for signal done at paid; then it fails"
+    text = "it waits for signal done at paid; if that does not happen in time, it fails"
+    assert signal.text == text
     assert signal.detail["signals"] == {"paid": ["done"]}
     assert members.text == f"it waits for flow {flow.id} to end"
     a, b = members.children

@@ -235,7 +235,11 @@ def test_each_thing_that_would_wake_it_is_a_reason() -> None:
     )
     assert [(each.code, each.text, each.until) for each in found] == [
         (ReasonCode.WAITING_FOR_SIGNAL, "it waits for a signal at go", None),
-        (ReasonCode.WAITING_FOR_SIGNAL, "it waits for signal yes at go; then it fails", LATER),
+        (
+            ReasonCode.WAITING_FOR_SIGNAL,
+            "it waits for signal yes at go; if that does not happen in time, it fails",
+            LATER,
+        ),
         (ReasonCode.WAITING_FOR_SIGNAL, "it waits for a signal at a and a signal at b", None),
         (ReasonCode.WAITING_FOR_TIME, "it sleeps", LATER),
         (ReasonCode.WAITING_FOR_OPERATOR, "only an operator resumes it", None),

@@ -175,7 +175,7 @@ def _waits(facts: Facts) -> str:
         case _:
             text = f"it is suspended: {facts['reason'].replace('_', ' ')}"
     then = facts.get("then")
-    return text if then is None else f"{text}; {_THEN[then]}"
+    return text if then is None else f"{text}; if that does not happen in time, {_THEN[then]}"
 
 
 def _signal(key: str, names: Sequence[str]) -> str:
@@ -185,11 +185,11 @@ def _signal(key: str, names: Sequence[str]) -> str:
 
 
 _THEN = {
-    Behaviour.FAIL: "then it fails",
-    Behaviour.CANCEL: "then it is cancelled",
-    Behaviour.EXPIRE: "then it expires",
-    Behaviour.AUTO_RESUME: "then it goes on without",
-    Behaviour.ESCALATE: "then an operator has to decide",
+    Behaviour.FAIL: "it fails",
+    Behaviour.CANCEL: "it is cancelled",
+    Behaviour.EXPIRE: "it expires",
+    Behaviour.AUTO_RESUME: "it goes on",
+    Behaviour.ESCALATE: "an operator has to decide",
 }
 """What happens when the time of a wait is over."""
 

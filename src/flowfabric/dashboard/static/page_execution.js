@@ -26,7 +26,7 @@ export function execution({ rest, can, refresh: again }) {
     const [attempts, steps, events, waiting, why] = await Promise.all([
       get(`${path}/attempts`), get(`${path}/steps`), readEvents(),
       run.state === "suspended" ? get(`${path}/waitpoints`) : { waitpoints: [] },
-      ENDED.has(run.state) || run.state === "active" ? null : get(`${path}/explain`),
+      ENDED.has(run.state) || run.vector.ownership === "leased" ? null : get(`${path}/explain`),
     ]);
     document.title = `${run.kind} · FlowFabric`;
     if (why) noteServerTime(why.at);
