@@ -17,7 +17,8 @@ from flowfabric.store.sqlite import open_sqlite
 
 @pytest.fixture(autouse=True)
 def usual(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(collector, "_holders", 0)  # what other tests have left open
+    gc.collect()  # an engine that a test has left open gives up its hold when it is freed
+    monkeypatch.setattr(collector, "_holders", 0)  # those that are still open
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
     yield

@@ -276,5 +276,5 @@ async def test_a_result_that_is_too_large_is_refused_with_the_name_of_its_step(
 
     run = await job.submit()
     await bench.work()
-    with pytest.raises(RunFailed, match="payload_too_large: the record of step 'large' has 10486"):
+    with pytest.raises(RunFailed, match="PayloadTooLarge: the record of step 'large' has 10486"):
         await run.result()
