@@ -1,9 +1,11 @@
 """The client: requests that are shared, answers that are lost, servers that are away."""
 
 import asyncio
+import ssl
 from typing import Any
 from uuid import UUID
 
+import aiohttp
 import pytest
 
 from flowfabric.core.base.errors import (
@@ -336,6 +338,21 @@ async def test_a_server_that_is_away_is_unavailable(
     with pytest.raises(Unavailable, match=r"cannot be reached: Connection refused$"):
         await client.greet()
     await client.close()
+
+
+async def test_a_refused_certificate_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def post(*args: Any, **options: Any) -> Any:
+        refused = ssl.SSLCertVerificationError(1, "self-signed certificate")
+        key: Any = None
+        error = aiohttp.ClientConnectorCertificateError(key, refused)
+        error.__dict__.pop("_os_error", None)  # before aiohttp 3.14 it has none
+        raise error
+
+    monkeypatch.setattr(aiohttp.ClientSession, "post", post)
+    connection = Connection("https://127.0.0.1:9", None)
+    with pytest.raises(Unavailable, match=r"cannot be reached: self-signed certificate$"):
+        await connection.post(b"", 1.0)
+    await connection.close()
 
 
 async def test_a_draining_server_is_asked_again(remote: Engine, app: EngineApp) -> None:

@@ -2,6 +2,7 @@
 that are there already, replays and forks."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -284,6 +285,74 @@ async def test_a_race_that_ends_during_a_look_takes_no_signal_from_others(
     assert set(log) == {1}
     assert await run.state() is PublicState.COMPLETED
     assert await run.result() == ["step", 1, 2]
+
+
+async def test_a_race_that_is_cancelled_while_its_loser_ends_waits_for_it(
+    bench: Bench, log: Log
+) -> None:
+    """Otherwise the loser counts as under way for ever, and the run never gives its slot back"""
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> None:
+        ending = asyncio.Event()
+
+        async def loses() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ending.set()
+                await asyncio.sleep(0.05)
+                log.note("ended")
+
+        async def fails() -> None:
+            await ending.wait()
+            raise ValueError
+
+        race = ctx.race(wins=ctx.step(asyncio.sleep, 0.01), loses=ctx.step(loses))
+        with suppress(ValueError):
+            await ctx.gather(race, ctx.step(fails))
+        log.note("goes on")
+        await ctx.sleep("1h")
+
+    run = await job.submit()
+    async with asyncio.timeout(30):
+        await bench.work()
+    assert log == ["ended", "goes on"]
+    assert await run.state() is PublicState.DELAYED
+
+
+@pytest.mark.inside
+async def test_a_race_that_is_cancelled_while_its_loser_looks_lets_it_look(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the look took for a wait that was given up is not given to another"""
+    suspensions, looked = bench.engine.suspensions, asyncio.Event()
+    go_on = suspensions.go_on
+
+    async def slowly(*args: Any) -> Any:
+        looked.set()
+        await asyncio.sleep(0.1)
+        return await go_on(*args)
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[Any]:
+        async def fails() -> None:
+            await looked.wait()
+            await asyncio.sleep(0.05)
+            raise ValueError
+
+        race = ctx.race(step=ctx.step(looked.wait), a=ctx.wait_for_signal("a"))
+        with suppress(ValueError):
+            await ctx.gather(race, ctx.wait_for_signal("b"), ctx.step(fails))
+        return [await ctx.wait_for_signal("b", int), await ctx.wait_for_signal("b", int)]
+
+    monkeypatch.setattr(suspensions, "go_on", slowly)
+    run = await job.submit()
+    for value in (1, 2, 3):
+        await bench.fabric.signal(run, "b", value)
+    async with asyncio.timeout(30):
+        await bench.work()
+    assert await run.result() == [2, 3]
 
 
 async def test_an_approval_that_came_before_the_timer_wins(bench: Bench) -> None:

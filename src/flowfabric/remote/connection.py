@@ -100,7 +100,7 @@ class Connection:
             async with session.post(path, data=content, timeout=limit) as reply:
                 data = await reply.read()
         except aiohttp.ClientConnectorError as error:
-            reason = _reason(error.os_error)
+            reason = _reason(error)
             raise Unavailable(f"the server {self.url} cannot be reached: {reason}") from None
         except (aiohttp.ClientError, TimeoutError, ConnectionError, ssl.SSLError) as error:
             reason = str(error) or f"no answer within {timeout:g} s"
@@ -187,11 +187,14 @@ def _resolved(host: str, port: int, info: Any) -> "aiohttp.abc.ResolveResult":
     }
 
 
-def _reason(error: OSError) -> str:
+def _reason(error: "aiohttp.ClientConnectorError") -> str:
     """What the system says. The text of asyncio names the address again instead."""
-    if isinstance(error, ConnectionError) and error.errno:
-        return os.strerror(error.errno)
-    return error.strerror or str(error)
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return str(error.certificate_error)  # before aiohttp 3.14 it has no `os_error`
+    found = error.os_error
+    if isinstance(found, ConnectionError) and found.errno:
+        return os.strerror(found.errno)
+    return found.strerror or str(found)
 
 
 def _data(body: bytes) -> bytes | BytesIO:

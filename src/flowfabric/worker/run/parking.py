@@ -29,6 +29,7 @@ from flowfabric.worker.run.branches import Halt, StepPlace
 from flowfabric.worker.run.journal import Journal
 from flowfabric.worker.run.lease import WorkerLease
 from flowfabric.worker.run.race import RaceBranch, racing
+from flowfabric.worker.run.together import all_ended
 from flowfabric.worker.run.until_available import until_available
 
 POLL_FLOOR = 1.0
@@ -256,17 +257,14 @@ class Parking:
         try:
             with self._branches.under_way():
                 try:
-                    ended = await asyncio.shield(answering)
-                except asyncio.CancelledError:
-                    await asyncio.wait([answering])
-                    raise
+                    await all_ended([answering])
                 finally:
                     self._going_on = False
         finally:
             if self._branches.idle is not None:
                 self._branches.idle.set()
         # No signals were read for a wait that began meanwhile.
-        self._expecting = ended or asked != list(self._waiters)
+        self._expecting = answering.result() or asked != list(self._waiters)
         return self._expecting
 
     async def _answer(self) -> bool:

@@ -41,5 +41,17 @@ async def stop_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
     left = [task for task in tasks if not task.done()]
     for task in left:
         task.cancel()
-    if left:
-        await asyncio.wait(left)
+    await all_ended(left)
+
+
+async def all_ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Returns when all have ended. A caller that is interrupted meanwhile, however often, is
+    interrupted only then."""
+    interrupted: BaseException | None = None
+    while left := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(left)
+        except (asyncio.CancelledError, Unwind) as error:
+            interrupted = error
+    if interrupted is not None:
+        raise interrupted
