@@ -530,6 +530,25 @@ async def test_a_run_that_began_without_a_result_gets_none_later(lab: Lab) -> No
     assert await inputs(flow, "z") == {"x": None}
 
 
+async def test_a_run_keeps_a_result_that_came_after_its_edge_was_settled(lab: Lab) -> None:
+    """Its upstream had failed, and had succeeded again when it began."""
+    graph = passing(("a", "z", "x"), ("b", "z", "y"))
+    on = (replace(graph.links[0], on=On.ANY_END), graph.links[1])
+    flow = await begin(lab, replace(graph, links=on))
+    await flow.fail("a")
+    await _succeed_again(flow, "a", b"late")
+    await flow.complete("b")
+    lab.clock.advance(50)
+    begun = await flow.take("z")
+    assert await lab.engine.flow_views.inputs(begun.snapshot) == {"x": b"late", "y": b"b"}
+    lab.clock.advance(50)
+    await lab.engine.executions.replay(flow["a"])
+    assert await inputs(flow, "z") == {"x": b"late", "y": b"b"}
+    await lab.complete(await flow.take("a"), b"later")
+    await lab.engine.attempts.hand_back(begun)
+    assert await inputs(flow, "z") == {"x": b"late", "y": b"b"}
+
+
 async def _succeed_again(flow: Drawn, name: str, result: bytes) -> None:
     flow.lab.clock.advance(50)
     await flow.lab.engine.executions.replay(flow[name])

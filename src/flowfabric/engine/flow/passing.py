@@ -36,7 +36,8 @@ async def passed_results(
 ) -> dict[UUID, PassedResult]:
     """The ends of these upstreams. A replay does not take back an edge that was satisfied: of an
     upstream that runs again, or has failed since, the last success counts, which is in the history
-    of its `attempts`; so it does of one that succeeded again after `downstream` took its result."""
+    of its `attempts`; so it does of one that succeeded again after `downstream` took its result.
+    Of an edge that another ending satisfied, the last one before that counts."""
     found: dict[UUID, PassedResult] = {}
     replayed = any(upstream.life.replays for upstream in upstreams.values())
     taken_at = await _taken_at(downstream, attempts) if replayed else None
@@ -49,8 +50,11 @@ async def passed_results(
         if _is_replayed(upstream, taken_at):
             if edge.outcome is Outcome.SUCCESS:
                 now = _last_success(await attempts(uuid), taken_at) or now
-            elif now is not None:
-                now = PassedResult(now.ended_at)
+            elif edge.outcome is not None and upstream.life.replays:
+                history = (*await attempts(uuid), *inline_attempts(upstream))
+                now = _last_end(history, taken_at) or _without_result(now)
+            else:
+                now = _without_result(now)
         if now is not None:
             found[uuid] = now
     return found
@@ -97,3 +101,19 @@ def _last_success(attempts: Sequence[Attempt], taken_at: Millis | None) -> Passe
     ]
     in_time = [each for each in ended if taken_at is None or each.ended_at <= taken_at]
     return (in_time or ended)[-1] if ended else None
+
+
+def _last_end(attempts: Sequence[Attempt], taken_at: Millis | None) -> PassedResult | None:
+    """The last end of an attempt before the result was taken."""
+    if taken_at is None:
+        return None
+    ended = [
+        PassedResult(each.ended_at, each.result if each.outcome is AttemptOutcome.SUCCESS else None)
+        for each in attempts
+        if each.ended_at is not None and each.ended_at <= taken_at
+    ]
+    return ended[-1] if ended else None
+
+
+def _without_result(found: PassedResult | None) -> PassedResult | None:
+    return None if found is None else PassedResult(found.ended_at)
