@@ -432,6 +432,7 @@ class Fabric:
         """Hands back what its workers run, and closes the store. The next call opens it again."""
         if self._lender is not None:
             return  # the lender closes it
+        self._process.check(self._portal, self._loop)  # or it would end connections of the parent
         if self._loop is asyncio.get_running_loop():
             await asyncio.gather(*(worker.hand_back() for worker in self._users.workers))
         engine, self._engine, self._loop, self._users = self._engine, None, None, _Users()
@@ -484,6 +485,7 @@ class Fabric:
     def close_sync(self) -> None:
         """As `close`, for code without an event loop."""
         if self._portal is not None:
+            self._process.check(self._portal, self._loop)  # its thread is not here after a fork
             self._portal.start(self.close()).result()
             self._portal.stop()
             self._portal = None

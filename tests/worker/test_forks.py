@@ -15,7 +15,8 @@ async def job() -> None: ...
 
 def attempt(submit) -> str:
     try:
-        return submit().state_sync()
+        run = submit()
+        return "closed" if run is None else run.state_sync()
     except Unavailable as error:
         return f"refused: {error.detail}"
 
@@ -32,6 +33,8 @@ else:
     print("child", attempt(job.submit_sync), flush=True)
     if sys.argv[1] == "open":
         print("child", attempt(lambda: asyncio.run(submitted())), flush=True)
+        print("child", attempt(fabric.close_sync), flush=True)
+        print("child", attempt(lambda: asyncio.run(fabric.close())), flush=True)
     os._exit(0)
 """
 
@@ -48,7 +51,7 @@ def test_an_open_fabric_says_that_it_cannot_be_used_after_a_fork(tmp_path: Path)
     *child, parent = answers("open", tmp_path)
     for line in child:
         assert line.startswith("child refused: this Fabric was open when the process was forked")
-    assert (len(child), parent) == (2, "parent waiting")
+    assert (len(child), parent) == (4, "parent waiting")
 
 
 def test_a_fabric_that_was_closed_before_the_fork_is_used_in_both(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from flowfabric.core.limit.budget import Budget, Limit
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.store.queries import ClaimCall, Taken
 from tests.kit.lab import W1, W2, Lab
+from tests.worker.bench import until
 
 SAME_POOL = WorkerIdentity(W1.id, "w1-b")
 
@@ -152,6 +153,49 @@ async def test_what_a_repeat_finds_while_it_claims_is_not_handed_back_for_the_fi
     (again,) = await second_lab.claim(key="k", lanes=["default"])
     await lab.engine.claims.hand_back(first)
     await second_lab.complete(again)
+
+
+@pytest.mark.inside
+async def test_a_repeat_that_has_to_ask_again_loses_nothing_of_other_callers(
+    lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their claims share a statement with it, and the store is gone right after that: what they
+    took reaches them, and waits for no lease to expire."""
+    store, asked, go_on = lab.engine.store, asyncio.Event(), asyncio.Event()
+    take, take_all = store.claim, store.claim_all
+
+    async def busy(call: ClaimCall, now: Millis) -> list[Taken]:
+        if not call.limit:
+            return await take(call, now)
+        asked.set()
+        await go_on.wait()
+        return []
+
+    async def gone(*_: object) -> None:
+        raise Unavailable("the store is gone")
+
+    async def beaten(calls: list[ClaimCall], now: Millis) -> list[list[Taken]]:
+        await second_lab.claim(key="k", lanes=["default"])
+        taken = await take_all(calls, now)
+        monkeypatch.setattr(store, "apply", gone)
+        return taken
+
+    monkeypatch.setattr(store, "claim", busy)
+    monkeypatch.setattr(store, "claim_all", beaten)
+    under_way = asyncio.ensure_future(lab.claim(W2, lanes=["default"]))
+    await asked.wait()
+    ids = [await lab.submit() for _ in range(2)]
+    repeat = asyncio.ensure_future(lab.claim(key="k", lanes=["default"]))
+    other = asyncio.ensure_future(lab.claim(W2, lanes=["default"]))
+    (fold,) = lab.engine.claims.calls._folds.values()
+    await until(lambda: fold.waiting == 2)
+    go_on.set()
+    assert await under_way == []
+    assert [claim.id for claim in await other] == ids[1:]
+    with pytest.raises(Unavailable):
+        await repeat
+    monkeypatch.undo()
+    assert [claim.id for claim in await lab.claim(key="k", lanes=["default"])] == ids[:1]
 
 
 @pytest.mark.inside

@@ -14,6 +14,7 @@ from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.schedule import Schedule
 from flowfabric.core.execution.status import PublicState
+from flowfabric.core.execution.submission import Duplicate, Submission
 from flowfabric.core.wait.signal import Delivery
 from flowfabric.store import readable
 from flowfabric.store.queries import Query
@@ -113,6 +114,14 @@ async def test_lists_and_counts_name_it_and_go_on(lab: Lab, store_url: str) -> N
     assert await lab.engine.explain(ids[3])
     with pytest.raises(Corruption, match=uuid_of(ids[1])):
         await views.describe(ids[1])
+
+
+async def test_a_repeat_of_many_that_were_submitted_goes_on(lab: Lab, store_url: str) -> None:
+    """Their ids are compared with those that are known."""
+    ids = await five(lab)
+    await spoil(store_url, "ready", "life", ids[1])
+    again = [Submission(kind="job", id=id) for id in ids]
+    assert await lab.engine.executions.submit_many(again) == [Duplicate(id) for id in ids]
 
 
 async def test_the_sweep_goes_on_and_comes_back_later(

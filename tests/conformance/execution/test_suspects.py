@@ -238,6 +238,15 @@ async def test_explain_tells_of_suspects(lab: Lab) -> None:
     assert await children(lab, spent) == [(ReasonCode.SPENT, None, 1)]
 
 
+async def test_explain_says_that_a_grant_with_a_higher_cap_is_not_given_up(lab: Lab) -> None:
+    """As long as the grant is live, the next claim is that of its worker, which takes it over"""
+    claim = await suspect(lab, policy={"max_reclaim_count": 0})
+    await lab.engine.grants.issue_reclaim(claim.id, W2.id, max_reclaims=1, ttl=Millis(1_000))
+    assert await children(lab, claim) == [(ReasonCode.SUSPECT, None, 1)]
+    lab.clock.advance(1_000)
+    assert await children(lab, claim) == [(ReasonCode.SPENT, None, 1)]
+
+
 async def children(lab: Lab, claim: Claim) -> list[Any]:
     """What the main reason says besides."""
     found = (await lab.engine.explain(claim.id)).main.children

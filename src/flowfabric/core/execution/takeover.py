@@ -90,7 +90,7 @@ def give_up(snapshot: Snapshot | None, now: Millis, lease: Lease) -> "Change[Sna
         case Snapshot(state=Active(lease=current)) if current.id == lease.id:
             if not snapshot.head.flags & Flags.SPENT:
                 return unchanged(snapshot)  # a repeat: this claim has taken it over
-            if _is_granted(snapshot.life, current):
+            if is_granted(snapshot.life, current.worker.id, current.started_at):
                 return _take_over(snapshot, now, current)
             ended = end_lost(snapshot, now, current.attempt - 1)
             return Change(None, ended.before, ended.after, ended.events)
@@ -98,13 +98,13 @@ def give_up(snapshot: Snapshot | None, now: Millis, lease: Lease) -> "Change[Sna
             return unchanged(None)
 
 
-def _is_granted(life: Life, lease: Lease) -> bool:
-    """Whether the claim of this lease redeemed a reclaim grant that has room under its own cap. A
-    grant that had expired is none."""
+def is_granted(life: Life, worker: str, now: Millis) -> bool:
+    """Whether a claim of this worker redeems a reclaim grant that has room under its own cap. A
+    grant that has expired is none."""
     grant, cap = life.grant, life.max_reclaims
     if grant is None or cap is None or life.losses > cap:
         return False
-    return grant.worker == lease.worker.id and grant.expires_at > lease.started_at
+    return grant.worker == worker and grant.expires_at > now
 
 
 def _take_over(snapshot: Snapshot, now: Millis, lease: Lease) -> "Change[Snapshot]":

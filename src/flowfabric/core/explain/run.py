@@ -117,7 +117,7 @@ def _reasons(snapshot: Snapshot, around: Around) -> Iterator[Reason]:
             yield from _gate_reasons(snapshot, snapshot.state, around)
             yield from _later(snapshot, next, around)
         case Lost(next=next, hold=hold):
-            yield lost_reason(snapshot, snapshot.state)
+            yield lost_reason(snapshot, snapshot.state, around.now)
             yield from _claimable(snapshot, next, hold, around)
         case Ready(next=next, hold=hold):
             yield from _claimable(snapshot, next, hold, around)

@@ -7,6 +7,7 @@ from uuid import UUID
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Ended, Flags, Hold, Lease, Lost, Snapshot, Suspended
 from flowfabric.core.execution.outcome import Cleanup
+from flowfabric.core.execution.takeover import is_granted
 from flowfabric.core.explain.reasons import Reason, ReasonCode
 from flowfabric.core.explain.sentences import because
 from flowfabric.core.wait.condition.codec import read_condition
@@ -71,12 +72,13 @@ def running_reason(snapshot: Snapshot, lease: Lease, now: Millis) -> Reason:
     )
 
 
-def lost_reason(snapshot: Snapshot, lost: Lost) -> Reason:
-    lapsed = snapshot.life.lapsed
+def lost_reason(snapshot: Snapshot, lost: Lost, now: Millis) -> Reason:
+    lapsed, worker = snapshot.life.lapsed, None if lost.hold is None else lost.hold.worker
+    granted = worker is not None and is_granted(snapshot.life, worker, now)
     return because(
         ReasonCode.LOST,
         since=None if lapsed is None else lapsed.at,
-        children=suspect_reasons(snapshot),
+        children=suspect_reasons(snapshot, granted=granted),
         also={"why": None if lapsed is None else lapsed.reason},
         revoked=lost.revoked,
         worker=None if lapsed is None else lapsed.worker.id,
@@ -85,9 +87,12 @@ def lost_reason(snapshot: Snapshot, lost: Lost) -> Reason:
     )
 
 
-def suspect_reasons(snapshot: Snapshot) -> Iterator[Reason]:
-    """How a claim treats one that was lost with its worker."""
+def suspect_reasons(snapshot: Snapshot, *, granted: bool = False) -> Iterator[Reason]:
+    """How a claim treats one that was lost with its worker. One that is `granted` with a higher cap
+    is not given up by the next claim."""
     life, flags = snapshot.life, snapshot.head.flags
+    if granted:
+        flags &= ~Flags.SPENT
     if flags & (Flags.SPENT | Flags.SUSPECT):
         code = ReasonCode.SPENT if flags & Flags.SPENT else ReasonCode.SUSPECT
         yield because(code, probation=life.probation, losses=life.losses)

@@ -184,7 +184,7 @@ class ClaimCalls(Service):
             fold = self._folds[key] = Batcher("claim", self._flush, keys=_call_keys, weight=_weight)
         return fold.put(call)
 
-    async def _flush(self, calls: list[ClaimCall]) -> list[list[Taken]]:
+    async def _flush(self, calls: list[ClaimCall]) -> "list[list[Taken] | Unavailable]":
         if self._working is None:  # until the engine is closed
             self._working = ExitStack()
             self._working.enter_context(rare_collections())
@@ -204,13 +204,18 @@ class ClaimCalls(Service):
             return [await store.claim(calls[0], now)]
         return await store.claim_all(calls, now)
 
-    async def _keep(self, call: ClaimCall, taken: list[Taken]) -> list[Taken]:
+    async def _keep(self, call: ClaimCall, taken: list[Taken]) -> "list[Taken] | Unavailable":
         """What a call with a key has taken. Another try of it may run at the same time, in another
-        process: what that one has taken is held, so that neither hands it back for the other."""
+        process: what that one has taken is held, so that neither hands it back for the other. If
+        that fails, only this caller asks again: the others of its statement have their answers."""
         again = [item for item in taken if item.again]
         if not again:
             return taken
-        return [*await self._hold(again, call.ttl), *(item for item in taken if not item.again)]
+        try:
+            held = await self._hold(again, call.ttl)
+        except Unavailable as error:
+            return error
+        return [*held, *(item for item in taken if not item.again)]
 
     async def _hold(self, found: Iterable[Taken], ttl: Millis) -> list[Taken]:
         """Of what an earlier try took, what its worker still holds. It is renewed, so that no

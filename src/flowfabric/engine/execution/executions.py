@@ -64,6 +64,7 @@ from flowfabric.engine.flow.resolver import FlowResolver
 from flowfabric.engine.flow.walks import edge_pages
 from flowfabric.engine.limit.known_lines import KnownLines
 from flowfabric.store.queries import EdgeQuery
+from flowfabric.store.readable import load_readable
 from flowfabric.store.rows.record import FLOWS
 
 _CHUNK = 2_000
@@ -370,7 +371,7 @@ async def _check_partitions(
     context: EngineContext, creations: Iterable[Creation], submissions: Iterable[Submission]
 ) -> None:
     """Raises if the uuid of a given id is known in another partition, as `submit` does, or is given
-    in two partitions."""
+    in two partitions. One that cannot be read does not hide the others."""
     named: dict[UUID, Submission] = {}
     for creation, submission in zip(creations, submissions, strict=True):
         if creation.key is None and not creation.minted:
@@ -378,7 +379,7 @@ async def _check_partitions(
             _check_named(execution.id, named.setdefault(execution.uuid, submission))
     uuids = list(named)
     for start in range(0, len(uuids), _CHUNK):
-        known = await context.store.load(uuids[start : start + _CHUNK])
+        known = await load_readable(context.store.load, uuids[start : start + _CHUNK])
         for uuid, snapshot in known.items():
             _check_named(snapshot.execution.id, named[uuid])
 
