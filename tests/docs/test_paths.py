@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,13 @@ def files_of(path: str) -> list[Path]:
 
 def is_in(path: str, name: str) -> bool:
     """Whether the file defines it; a test in a class may be named without the class."""
+    return any(f".{each}".endswith(f".{name}") for each in _defined_in(path))
+
+
+@cache  # a page names many tests of one file
+def _defined_in(path: str) -> tuple[str, ...]:
     (file,) = (file for file in files_of(path) if file.exists())
-    found = _names(ast.parse(file.read_text("utf-8")))
-    return any(f".{each}".endswith(f".{name}") for each in found)
+    return tuple(_names(ast.parse(file.read_text("utf-8"))))
 
 
 def _names(node: ast.AST, prefix: str = "") -> Iterator[str]:
