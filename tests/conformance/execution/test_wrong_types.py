@@ -17,9 +17,10 @@ from flowfabric.core.execution.event import Family
 from flowfabric.core.execution.event_filter import EventFilter
 from flowfabric.core.execution.fork import ForkChanges
 from flowfabric.core.execution.frame import NewFrame, StreamMode, Visibility
-from flowfabric.core.execution.granted import GrantNotes, NewAttempt
+from flowfabric.core.execution.grant_record import GrantNotes
 from flowfabric.core.execution.mismatch import Mismatch
 from flowfabric.core.execution.model import Failure
+from flowfabric.core.execution.new_attempt import NewAttempt
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.schedule import Schedule
 from flowfabric.core.execution.step import Step

@@ -24,8 +24,9 @@ from flowfabric.core.base.ids import (
     lane_partition,
 )
 from flowfabric.core.base.time import Millis, earliest
-from flowfabric.core.execution.granted import GivenAttempt, Grant, GrantKind
+from flowfabric.core.execution.grant_record import Grant, GrantKind
 from flowfabric.core.execution.mismatch import CodeBlock
+from flowfabric.core.execution.new_attempt import GivenAttempt
 from flowfabric.core.execution.outcome import AttemptOutcome as AttemptOutcome
 from flowfabric.core.execution.outcome import Cleanup, CloseReason
 from flowfabric.core.execution.outcome import Outcome as Outcome

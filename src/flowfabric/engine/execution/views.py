@@ -29,7 +29,7 @@ from flowfabric.core.base.time import NO_TIME, Millis, check_moment
 from flowfabric.core.execution.attempts import inline_attempts
 from flowfabric.core.execution.failures import FailureGroup, FailureGroups
 from flowfabric.core.execution.grant import grant_at
-from flowfabric.core.execution.granted import Grant
+from flowfabric.core.execution.grant_record import Grant
 from flowfabric.core.execution.history import StepView, describe_steps
 from flowfabric.core.execution.model import (
     Active,

@@ -12,7 +12,7 @@ from msgspec import Struct
 from flowfabric.core.base.ids import RunId, without_tags
 from flowfabric.core.base.time import Millis, iso, optional_datetime, to_datetime
 from flowfabric.core.execution.fork import FORKED_FROM
-from flowfabric.core.execution.granted import Grant, GrantKind
+from flowfabric.core.execution.grant_record import Grant, GrantKind
 from flowfabric.core.execution.model import Failure, Outcome, Progress
 from flowfabric.core.execution.outcome import Cleanup
 from flowfabric.core.execution.status import Blocking, PublicState, Vector
