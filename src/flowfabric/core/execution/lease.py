@@ -183,7 +183,7 @@ def renew(
     return Change(outcome=outcome, before=snapshot, after=after, events=events)
 
 
-def hold(
+def renew_claimed(
     snapshot: Snapshot | None, now: Millis, owner: Owner, ttl: Millis
 ) -> "Change[Renewed] | Change[Snapshot]":
     """Renews the lease of a claim that is answered again; the outcome is how it stands then."""

@@ -110,6 +110,7 @@ class RunDescription(Struct, frozen=True, kw_only=True):
     forked_at: str | None
     creator: str | None
     encoding: str | None
+    result_encoding: str | None
     key: str | None
     tags: Mapping[str, str]
 
@@ -161,6 +162,7 @@ def describe_run(facts: Description) -> RunDescription:
         forked_at=facts.forked_at,
         creator=facts.creator,
         encoding=facts.encoding,
+        result_encoding=facts.result_encoding,
         key=facts.key,
         tags=_tags(facts.tags),
     )
