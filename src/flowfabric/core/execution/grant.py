@@ -4,8 +4,6 @@ A grant is a hold on the ready row, never a state: it hides the execution from o
 it is redeemed or expires. An expired grant needs no cleanup.
 """
 
-from typing import Any
-
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -35,6 +33,7 @@ from flowfabric.core.execution.grant_record import (
 from flowfabric.core.execution.lease import Taking, present, take
 from flowfabric.core.execution.model import (
     Active,
+    Head,
     Hold,
     Lease,
     Lost,
@@ -94,7 +93,7 @@ def issue_grant(snapshot: Snapshot | None, now: Millis, grantee: Grantee) -> "Ch
     refuse_live_hold(ready.hold, now)
     if lacking := missing(snapshot.execution.route.capabilities, grantee.capabilities):
         raise CapabilityMismatch(lacking)
-    return reserve(snapshot, now, ready, grantee)
+    return reserve(snapshot, now, ready, grantee, snapshot.head)
 
 
 def check_grantable(snapshot: Snapshot | None, now: Millis) -> "Change[None]":
@@ -210,12 +209,14 @@ def _check_grant(snapshot: Snapshot, now: Millis, hold: Hold | None, taking: Tak
 
 
 def reserve(
-    snapshot: Snapshot, now: Millis, state: Ready | Lost, grantee: Grantee, **head: Any
+    snapshot: Snapshot, now: Millis, state: Ready | Lost, grantee: Grantee, head: Head
 ) -> "Change[Granted]":
+    """Puts the hold of a grant on the row, and its record into the life of the new `head`."""
     until = Millis(now + grantee.ttl)
     grant = _record(snapshot, now, state, grantee, until)
-    life = replace(head.pop("life", snapshot.life), grant=grant, touched_at=now)
-    after = snapshot.to(replace(state, hold=Hold(until, grantee.worker)), life=life, **head)
+    held = replace(state, hold=Hold(until, grantee.worker))
+    life = replace(head.life, grant=grant, touched_at=now)
+    after = snapshot.to(held, life=life, flags=head.flags)
     return Change(outcome=_granted(snapshot, grant, grantee), before=snapshot, after=after)
 
 
@@ -247,11 +248,15 @@ def _granted(snapshot: Snapshot, grant: Grant, grantee: Grantee) -> Granted:
 
 def grant_at(snapshot: Snapshot, now: Millis) -> Grant | None:
     """The live grant; None if it was redeemed or has expired."""
-    grant, state = snapshot.life.grant, snapshot.state
-    if isinstance(state, Ready):
-        state = _with_grant(snapshot, state)
-    hold = getattr(state, "hold", None)
-    if grant is None or not isinstance(hold, Hold) or not hold.alive(now):
+    grant = snapshot.life.grant
+    match snapshot.state:
+        case Ready() as ready:
+            hold = _with_grant(snapshot, ready).hold
+        case Lost(hold=hold):
+            pass
+        case _:
+            return None
+    if grant is None or hold is None or not hold.alive(now):
         return None
     same = (hold.worker, hold.until) == (grant.worker, grant.expires_at)
     return grant if same else None

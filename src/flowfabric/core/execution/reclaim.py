@@ -119,11 +119,11 @@ def _grant_lost(
     refuse_live_hold(state.hold, now)
     if lacking := missing(snapshot.execution.route.capabilities, grantee.capabilities):
         return unchanged(NotReclaimable("capability_mismatch:" + ",".join(lacking)))
-    life = replace(snapshot.life, max_reclaims=cap)
     flags = snapshot.head.flags  # one over the policy's cap stays SPENT: the grant may expire
     if not state.revoked:
         flags |= Flags.SUSPECT
-    return reserve(snapshot, now, state, grantee, life=life, flags=flags)
+    head = replace(snapshot.head, life=replace(snapshot.life, max_reclaims=cap), flags=flags)
+    return reserve(snapshot, now, state, grantee, head)
 
 
 def _over(snapshot: Snapshot, cap: int | None) -> bool:
