@@ -133,7 +133,7 @@ def arguments(lab: Lab, world: World) -> dict[str, Any]:
         "lanes": ("default",), "worker": W2, "capabilities": ("gpu",), "kinds": ("nothing",),
         "ttl": 30_000, "namespace": "default", "max_wait": 0, "as_of": Millis(5),
         "instance": "w1-a", "owned": world.claim, "claims": (world.claim,),
-        "lease_id": None, "result": b"1", "until": Millis(lab.clock.now() + 1),
+        "lease_id": None, "result": b"1", "encoding": "json", "until": Millis(lab.clock.now() + 1),
         "step": Step(0, 0, "step", 0, b"{}"), "failure": Failure("boom"), "retry_after": 5,
         "percent": 5, "message": "half", "uuid": world.claim.uuid, "generation": 0,
         "claim": world.claim, "handle": lab.engine.attempts.seal(world.claim),
