@@ -83,9 +83,14 @@ class Delayed(Struct, frozen=True):
 
 
 def complete(
-    snapshot: Snapshot | None, now: Millis, owner: Owner, result: bytes | None = None
+    snapshot: Snapshot | None,
+    now: Millis,
+    owner: Owner,
+    result: bytes | None = None,
+    encoding: str | None = None,
 ) -> "Change[Completed]":
-    """Ends the execution in success. The first result stays, even if the call is repeated."""
+    """Ends the execution in success. The first result and its encoding stay, even if the call is
+    repeated."""
     snapshot = present(snapshot)
     if _ended_by(snapshot, owner, Outcome.SUCCESS):
         return unchanged(Completed(snapshot.execution.id))
@@ -98,15 +103,17 @@ def complete(
     return Change(
         outcome=Completed(snapshot.execution.id),
         before=snapshot,
-        after=snapshot.to(ended, life=_without_cleanup(snapshot)),
+        after=snapshot.to(ended, life=_completed(snapshot, encoding)),
         events=(lease_event(snapshot, now, lease, EventKind.COMPLETED),),
     )
 
 
-def _without_cleanup(snapshot: Snapshot) -> Life:
+def _completed(snapshot: Snapshot, encoding: str | None) -> Life:
     """The life of a run that has completed. A cancel came too late for it, but what a failure has
     begun to undo cannot complete."""
     life = snapshot.life
+    if encoding is not None:
+        life = replace(life, result_encoding=encoding)
     if life.cleanup is None:
         return life
     if life.cleanup.outcome is not Outcome.CANCELLED:
@@ -226,8 +233,8 @@ def hand_back_unheard(
     snapshot: Snapshot | None, now: Millis, owner: Owner
 ) -> "Change[Delayed] | Change[None]":
     """The same for a claim whose answer was lost. If its lease was renewed, a worker has got it
-    from a repeat of the claim (`lease.hold`), and keeps it. A spent execution, which the claim took
-    to give it up, is lost as before."""
+    from a repeat of the claim (`lease.renew_claimed`), and keeps it. A spent execution, which the
+    claim took to give it up, is lost as before."""
     snapshot = present(snapshot)
     match snapshot.state:
         case Active(lease=lease) if lease.renewed_at is not None:

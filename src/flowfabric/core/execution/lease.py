@@ -26,7 +26,6 @@ from flowfabric.core.base.time import NO_TIME, Millis
 from flowfabric.core.execution.attempts import closing_attempts
 from flowfabric.core.execution.change import Change, refused, unchanged
 from flowfabric.core.execution.event import Event, EventKind
-from flowfabric.core.execution.granted import AS_PLANNED, GivenAttempt, NewAttempt
 from flowfabric.core.execution.model import (
     Active,
     Ended,
@@ -43,6 +42,7 @@ from flowfabric.core.execution.model import (
     Start,
     WorkerIdentity,
 )
+from flowfabric.core.execution.new_attempt import AS_PLANNED, GivenAttempt, NewAttempt
 from flowfabric.core.execution.status import vector
 from flowfabric.core.execution.takeover import lost_life, marked, put_back
 
@@ -183,7 +183,7 @@ def renew(
     return Change(outcome=outcome, before=snapshot, after=after, events=events)
 
 
-def hold(
+def renew_claimed(
     snapshot: Snapshot | None, now: Millis, owner: Owner, ttl: Millis
 ) -> "Change[Renewed] | Change[Snapshot]":
     """Renews the lease of a claim that is answered again; the outcome is how it stands then."""
