@@ -21,6 +21,7 @@ from flowfabric.server.documents import document, plain, respond_page
 from flowfabric.server.overview_reader import OverviewAnswer
 from flowfabric.server.parameters import (
     Cursor,
+    ListLimit,
     Namespace,
     PageLimit,
     shared_engine,
@@ -81,7 +82,7 @@ async def suspended(
     request: Request[Any, Any, Any],
     namespace: Namespace = None,
     cursor: Cursor = None,
-    limit: PageLimit = 100,
+    limit: ListLimit = 100,
 ) -> Response[dict[str, Any]]:
     """Suspended executions, the one that has waited longest first, with why they wait."""
     place = visible_namespace(caller_of(request), namespace)
