@@ -35,6 +35,7 @@ from flowfabric.core.execution.lease import (
     not_active,
     present,
     required_fence,
+    why_revoked,
 )
 from flowfabric.core.execution.model import (
     RANK_STEP,
@@ -137,11 +138,11 @@ def cancel(
         if (span := cleanup_rules.cleanup_time(snapshot)) is not None:
             why = life.cancel_reason or reason
             change = clean_up_first(snapshot, now, life, Outcome.CANCELLED, span, why)
-            return replace(change, outcome=CancelAnswer(id, Millis(now + span)))
+            return change.answering(CancelAnswer(id, Millis(now + span)))
     change = end(
         snapshot, now, Outcome.CANCELLED, EventKind.CANCELLED, life, life.cancel_reason or reason
     )
-    return Change(CancelAnswer(id), change.before, change.after, change.events)
+    return change.answering(CancelAnswer(id))
 
 
 def cancel_owned(
@@ -195,11 +196,12 @@ def _overdue(snapshot: Snapshot, now: Millis) -> LostLease | None:
 def expire_now(snapshot: Snapshot, now: Millis, reason: str) -> "Change[Expired]":
     """Ends an execution as expired, after its compensations if it has any."""
     life = replace(snapshot.life, failure=Failure(message=reason, category="timeout"))
+    why = f"expired:{reason}"
     if (span := life.undo_time) is not None and life.cleanup is None:
-        begun = clean_up_first(snapshot, now, life, Outcome.EXPIRED, span, f"expired:{reason}")
-        return replace(begun, outcome=Expired(snapshot.execution.id))
-    change = end(snapshot, now, Outcome.EXPIRED, EventKind.EXPIRED, life, f"expired:{reason}")
-    return Change(Expired(snapshot.execution.id), change.before, change.after, change.events)
+        change = clean_up_first(snapshot, now, life, Outcome.EXPIRED, span, why)
+    else:
+        change = end(snapshot, now, Outcome.EXPIRED, EventKind.EXPIRED, life, why)
+    return change.answering(Expired(snapshot.execution.id))
 
 
 def change_priority(
@@ -376,12 +378,8 @@ def _time_out(
 ) -> "Change[Expired | RetryScheduled]":
     change = owner_rules.time_out(snapshot, now, lease, jitter)
     answer = change.outcome
-    outcome = (
-        Expired(snapshot.execution.id)
-        if isinstance(answer, TerminalFailed | CleaningUp)
-        else answer
-    )
-    return Change(outcome, change.before, change.after, change.events, change.attempts)
+    ended = Expired(snapshot.execution.id)
+    return change.answering(ended if isinstance(answer, TerminalFailed | CleaningUp) else answer)
 
 
 def _check_canceller(snapshot: Snapshot, owner: Owner) -> None:
@@ -393,7 +391,7 @@ def _check_canceller(snapshot: Snapshot, owner: Owner) -> None:
         case Active() | Lost() if fence is None:
             raise FenceRequired("cancelling a running run as its owner needs the fence")
         case Lost(revoked=True):
-            raise LeaseRevoked(snapshot.life.lapsed.reason if snapshot.life.lapsed else "")
+            raise LeaseRevoked(why_revoked(snapshot))
         case Active(lease=lease):
             if fence != fence_of(snapshot, lease):
                 raise StaleLease(f"{snapshot.run} has a newer lease, epoch {snapshot.head.epoch}")
