@@ -142,8 +142,8 @@ async def expired_leases(
     cursor: Cursor = None,
     limit: LeaseLimit = 1000,
 ) -> Response[dict[str, Any]]:
-    """Leases that ran out and were not taken over yet, the earliest first, for a supervisor that
-    reclaims; with `as_of` those that run out until that moment."""
+    """Leases that ran out or were revoked and were not taken over yet, the earliest first, for a
+    supervisor that reclaims; with `as_of` those that run out until that moment."""
     most = min(limit, MAX_EXPIRED_PAGE)
     found = await shared_engine(request).claims.expired(
         as_of=None if as_of is None else Millis(as_of),
