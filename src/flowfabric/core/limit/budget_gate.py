@@ -74,8 +74,7 @@ def take_back(snapshot: Snapshot | None, now: Millis, lease: Lease) -> "Change[b
     if snapshot is None or not _holds(snapshot, lease):
         return unchanged(False)
     if lease.start not in STARTS:
-        change = hand_back(snapshot, now, Owner.of(fence_of(snapshot, lease)))
-        return Change(True, change.before, change.after, change.events, change.attempts)
+        return hand_back(snapshot, now, Owner.of(fence_of(snapshot, lease))).answering(True)
     next = Next(lease.start, lease.attempt, _span(lease))
     after = snapshot.to(admit(snapshot.life, next, now, snapshot.head.flags))
     return Change(

@@ -97,8 +97,7 @@ def give_back(snapshot: Snapshot | None, now: Millis, quota: str) -> "Change[Sna
             if hold is not None and hold.alive(now):
                 raise NotEligible(f"{snapshot.run} is granted to a worker, which has its room")
             detail = f"its room in quota {quota} was given back"
-            change = block(snapshot, now, str(Blocking.QUOTA), detail)
-            return Change(snapshot, change.before, change.after, change.events)
+            return block(snapshot, now, str(Blocking.QUOTA), detail).answering(snapshot)
         case Active() | Lost():
             raise NotEligible(f"{snapshot.run} has started; it gives its room back when it ends")
         case _:
