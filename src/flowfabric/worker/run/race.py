@@ -14,6 +14,8 @@ from flowfabric.core.base.errors import NotFound, WrongState
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.numbers import Seconds
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.step import Recorded
+from flowfabric.core.wait.model import Waited
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.views import Ending
 from flowfabric.worker.errors import Unwind
@@ -52,6 +54,7 @@ class RaceBranch:
         self.rivals: Sequence[RaceBranch] = ()
         self.ended = False
         self.reached = Millis(0)
+        self.answered = False
         self.waitpoints: dict[UUID, None] = {}
         self.runs: dict[str, None] = {}
         self.flows: dict[UUID, None] = {}
@@ -83,12 +86,22 @@ class RaceBranch:
             branch = branch._outer
         return False
 
-    def reach(self, moment: Millis) -> None:
-        """Something that the branch asked for was over at this moment."""
+    def reach(self, record: Recorded) -> None:
+        """Something that the branch asked for is over, as this record says."""
+        moment = record.until or record.ended_at or Millis(0)
         branch: RaceBranch | None = self
         while branch is not None:
-            branch.reached = max(branch.reached, moment)
+            if moment >= branch.reached:
+                branch.reached = moment
+                branch.answered = record.waited == Waited.SIGNALLED
             branch = branch._outer
+
+    @property
+    def rank(self) -> tuple[bool, Millis]:
+        """Of branches that have ended, the lowest rank wins: the one whose answer came first.
+        Signals go before timers and steps that ended before the run took notice of it: their
+        senders were told that they count."""
+        return not self.answered, self.reached
 
 
 def decide(winner: str, branches: Mapping[str, RaceBranch]) -> RaceDecision:
@@ -123,7 +136,7 @@ async def first_of(
             _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
             if _ended(tasks) and not parked():
                 await catch_up()
-                return min(_ended(tasks), key=lambda name: branches[name].reached)
+                return min(_ended(tasks), key=lambda name: branches[name].rank)
     finally:
         await stop_all(list(tasks.values()))
     for error in errors_of(list(tasks.values())):
