@@ -21,7 +21,8 @@ from flowfabric.core.base.errors import FlowFabricError, LeaseLost
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.step import Recorded, Step
 from flowfabric.core.wait.model import StepRef
-from flowfabric.core.wait.suspend import AlreadyMet, Suspend, Wait
+from flowfabric.core.wait.request import Suspend, Wait
+from flowfabric.core.wait.suspend import AlreadyMet
 from flowfabric.engine.engine import Engine
 from flowfabric.store.hints import NOTHING, Nudge, Topic
 from flowfabric.worker.errors import LOST, Unwind
