@@ -45,8 +45,8 @@ class RaceDecision(Struct, frozen=True, omit_defaults=True):
 
 
 class RaceBranch:
-    """One branch of a race: what it has begun to wait for, and how far it has come. `ending_of`
-    waits for the end of a run."""
+    """One branch of a race: what it has begun to wait for, and how far it has come. `answered` says
+    that what it reached last is a signal. `ending_of` waits for the end of a run."""
 
     def __init__(self, ending_of: EndingOf) -> None:
         self.ending_of = ending_of
@@ -98,9 +98,8 @@ class RaceBranch:
 
     @property
     def rank(self) -> tuple[bool, Millis]:
-        """Of branches that have ended, the lowest rank wins: the one whose answer came first.
-        Signals go before timers and steps that ended before the run took notice of it: their
-        senders were told that they count."""
+        """Of branches that have ended, the lowest rank wins: the one whose answer came first, but
+        signals go before timers and steps. A signal is used up, and its sender was told so."""
         return not self.answered, self.reached
 
 
