@@ -125,10 +125,10 @@ async def first_of(
     catch_up: Callable[[], Awaitable[None]],
 ) -> str:
     """The name of the branch that ended first; the others are cancelled. If several have ended by
-    the time this is seen, such as in an earlier call of the handler, the one whose answer came
-    first, or else the first in the order of the race. `catch_up` lets the others ask for everything
-    they have asked for in earlier calls, so that it is known what they leave behind. A parked
-    handler unwinds as a whole."""
+    the time this is seen, such as in an earlier call of the handler, the one of the lowest rank, or
+    else the first in the order of the race. `catch_up` lets the others ask for everything they have
+    asked for in earlier calls, so that it is known what they leave behind, and lets those end that
+    a signal has ended. A parked handler unwinds as a whole."""
     left = set(tasks.values())
     try:
         while left:
