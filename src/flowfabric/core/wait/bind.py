@@ -43,7 +43,7 @@ class BoundWaits(Struct, frozen=True):
 def bind(
     snapshot: Snapshot, now: Millis, loaded: Loaded, attempt: int, request: Suspend
 ) -> BoundWaits:
-    """Raises if a waitpoint of the request cannot be bound."""
+    """Binds every wait, or raises an error that names the first waitpoint that cannot be bound."""
     binder = _Binder(snapshot, now, loaded, attempt, request.kid)
     arms = [binder.arm(wait) for wait in request.waits]
     return BoundWaits(
