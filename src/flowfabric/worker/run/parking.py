@@ -79,7 +79,7 @@ class Parking:
         self._waiters: dict[StepPlace, Waiter] = {}
         self._answers: dict[StepPlace, Recorded] = {}
         self._expecting = again
-        self._answering: asyncio.Future[bool] | None = None
+        self._answering: asyncio.Task[bool] | None = None
         self._looking = False
         self._looked_at = -1
         self._opened: set[UUID] = set()
