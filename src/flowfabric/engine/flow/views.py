@@ -309,18 +309,20 @@ class FlowViews(Service):
 def _counting(
     join: Join, edges: list[EdgeState], passed: Mapping[UUID, PassedResult]
 ) -> list[Edge]:
-    """The edges whose data a join takes: all, or those of upstreams that had ended when it fired,
-    the earliest first. A later ending changes no argument of a later attempt."""
-    found = [state.edge for state in edges]
+    """The edges whose data a join takes: all; those of upstreams that had ended when it fired, the
+    earliest first; or of `AnyOf`, the one that has fired it. A later ending changes no argument of
+    a later attempt."""
     if isinstance(join.policy, AllOf):
-        return found
+        return [state.edge for state in edges]
     if isinstance(join.policy, AnyOf) and join.last is not None:
-        # A rival that ends at the same moment has fired nothing.
-        return [edge for edge in found if edge.id.hex == join.last]
+        return [state.edge for state in edges if state.edge.id.hex == join.last]
     ends = {uuid: end.ended_at for uuid, end in passed.items()}
     late = Millis(0) if join.fired_at is None else Millis(join.fired_at + 1)
-    found = [edge for edge in found if ends.get(edge.upstream, late) < late]
-    return sorted(found, key=lambda edge: (ends[edge.upstream], edge.id))
+    found = [state for state in edges if ends.get(state.edge.upstream, late) < late]
+    found.sort(key=lambda state: (ends[state.edge.upstream], state.edge.id))
+    if isinstance(join.policy, AnyOf):  # several were counted at once
+        found = [state for state in found if state.satisfied][:1]
+    return [state.edge for state in found]
 
 
 def _member(snapshot: Snapshot) -> Member:
