@@ -76,8 +76,8 @@ MAX_STRAY = Millis(60_000)
 
 
 def held(creation: Creation) -> Creation:
-    """A creation that waits for its flow to be sealed. It becomes a member by a second write, and
-    the sweep cancels it if that never comes: nothing else would let it go."""
+    """A creation that waits to become a member of its flow, and then for the seal. That is a second
+    write, and the sweep cancels it if it never comes: nothing else would let it go."""
     snapshot = creation.snapshot
     made_at = snapshot.execution.created_at
     life = replace(snapshot.life, unsealed=True)
@@ -112,8 +112,8 @@ def join(
     if isinstance(snapshot.state, Ended):
         name = counted_as(snapshot)
         ended[name] = ended.get(name, 0) + 1
-    # No stray any more; if the flow was sealed meanwhile it is let go.
-    unsealed = snapshot.life.unsealed and flow.state is FlowState.OPEN
+    # No stray any more; it stays held only as long as its flow waits for the seal.
+    unsealed = snapshot.life.unsealed and flow.state is FlowState.OPEN and not flow.eager
     life = replace(snapshot.life, unsealed=unsealed)
     member = stand(snapshot, now, life, flags=snapshot.head.flags | Flags.FLOW)
     member = replace(member, execution=replace(member.execution, flow=flow.id))

@@ -205,15 +205,13 @@ class Flows(Service):
         return Declared(new.id, laid.ids, created)
 
     async def add(self, flow: UUID, submission: Submission) -> Added | AlreadyMember:
-        """A new execution as a member; held until the flow is sealed, if it is not yet. With a
-        known key it is the one that was added before."""
+        """A new execution as a member; it does not run before it is one, and in an open flow not
+        before the seal. With a known key it is the one that was added before."""
         self._accept()
         key = parse_uuid(flow, "flow")
         wanted = check_kind_of(submission, Submission, "submission")
-        found = open_flow(await _exact(self._context.store, self._resolver, key), key)
-        creation = create(replace(wanted, flow=key), self._fresh(), self._now())
-        if found.state is FlowState.OPEN and not found.eager:
-            creation = grow.held(creation)
+        open_flow(await _exact(self._context.store, self._resolver, key), key)
+        creation = grow.held(create(replace(wanted, flow=key), self._fresh(), self._now()))
         # Two writes. A process that dies in between leaves one that is held; the sweep ends it.
         made = await self._executions.put_new(creation)
         try:
