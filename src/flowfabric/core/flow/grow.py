@@ -22,7 +22,7 @@ from flowfabric.core.base.numbers import check_kind_of, check_whole
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.lease import present
-from flowfabric.core.execution.model import Ended, Flags, Gate, Snapshot, Waiting
+from flowfabric.core.execution.model import Ended, Flags, Snapshot, Waiting
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.submission import Creation
 from flowfabric.core.flow.graph import admitted, check_on, check_policy
@@ -232,8 +232,8 @@ def is_released(snapshot: Snapshot, *, closed: bool) -> bool:
     """Whether a member is owed to be let go: it is held, or it waits for edges that cannot come,
     since its flow is `closed`."""
     join = snapshot.life.join
-    waits = isinstance(snapshot.state, Waiting) and snapshot.state.gate is Gate.DEPENDENCIES
-    return snapshot.life.unsealed or (closed and waits and join is not None and join.lacks_edges)
+    lacks = join is not None and join.lacks_edges and isinstance(snapshot.state, Waiting)
+    return snapshot.life.unsealed or (closed and lacks)
 
 
 def unseal(snapshot: Snapshot | None, now: Millis, *, closed: bool) -> "Change[object]":
