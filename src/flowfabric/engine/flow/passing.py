@@ -14,7 +14,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.attempts import inline_attempts
 from flowfabric.core.execution.model import Attempt, Ended, Ready, Snapshot, Start, Waiting
 from flowfabric.core.execution.outcome import AttemptOutcome, Outcome
-from flowfabric.core.flow.join import AllOf, EdgeState, Join
+from flowfabric.core.flow.join import AllOf, AnyOf, Edge, EdgeState, Join
 
 Attempts = Callable[[UUID], Awaitable[Sequence[Attempt]]]
 
@@ -60,6 +60,25 @@ async def passed_results(
         if now is not None:
             found[uuid] = now
     return found
+
+
+def counting_edges(
+    join: Join, edges: Sequence[EdgeState], passed: Mapping[UUID, PassedResult]
+) -> list[Edge]:
+    """The edges whose data a join takes: all; those of upstreams that had ended when it fired, the
+    earliest first; or of `AnyOf`, the one that has fired it. A later ending changes no argument of
+    a later attempt."""
+    if isinstance(join.policy, AllOf):
+        return [state.edge for state in edges]
+    if isinstance(join.policy, AnyOf) and join.last is not None:
+        return [state.edge for state in edges if state.edge.id.hex == join.last]
+    ends = {uuid: end.ended_at for uuid, end in passed.items()}
+    late = Millis(0) if join.fired_at is None else Millis(join.fired_at + 1)
+    found = [state for state in edges if ends.get(state.edge.upstream, late) < late]
+    found.sort(key=lambda state: (ends[state.edge.upstream], state.edge.id))
+    if isinstance(join.policy, AnyOf):  # several were counted at once
+        found = [state for state in found if state.satisfied][:1]
+    return [state.edge for state in found]
 
 
 async def _taken_at(downstream: Snapshot, attempts: Attempts) -> Millis | None:

@@ -28,14 +28,14 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.status import PublicState, public_state
 from flowfabric.core.flow.cancel import is_orphan
-from flowfabric.core.flow.join import AllOf, AnyOf, Edge, EdgeState, Join
+from flowfabric.core.flow.join import Edge, EdgeState, Join
 from flowfabric.core.flow.model import Flow, FlowState, count_outbox, known
 from flowfabric.core.flow.outbox import OutboxEntry, is_spared
 from flowfabric.core.flow.status import PublicFlowState, public_flow_state
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.records import find
 from flowfabric.engine.context import EngineContext, Service
-from flowfabric.engine.flow.passing import PassedResult, passed_results
+from flowfabric.engine.flow.passing import counting_edges, passed_results
 from flowfabric.engine.flow.resolver import FlowResolver
 from flowfabric.engine.flow.walks import PAGE, edge_pages, load_all, member_pages, whole
 from flowfabric.store.queries import EdgeQuery, FlowQuery, MembersOf
@@ -239,7 +239,7 @@ class FlowViews(Service):
         upstreams = await self._ended.put(tuple(each.edge.upstream for each in wanted))
         passed = await passed_results(snapshot, wanted, upstreams, self._context.store.attempts)
         given: dict[str, bytes | None] = {}
-        for edge in _counting(join, wanted, passed):
+        for edge in counting_edges(join, wanted, passed):
             name = edge.input or ""
             if given.get(name) is None:
                 end = passed.get(edge.upstream)
@@ -304,25 +304,6 @@ class FlowViews(Service):
     async def _all_edges(self, query: EdgeQuery) -> list[EdgeState]:
         pages = edge_pages(self._context.store, query)
         return [state async for page in pages for state in page]
-
-
-def _counting(
-    join: Join, edges: list[EdgeState], passed: Mapping[UUID, PassedResult]
-) -> list[Edge]:
-    """The edges whose data a join takes: all; those of upstreams that had ended when it fired, the
-    earliest first; or of `AnyOf`, the one that has fired it. A later ending changes no argument of
-    a later attempt."""
-    if isinstance(join.policy, AllOf):
-        return [state.edge for state in edges]
-    if isinstance(join.policy, AnyOf) and join.last is not None:
-        return [state.edge for state in edges if state.edge.id.hex == join.last]
-    ends = {uuid: end.ended_at for uuid, end in passed.items()}
-    late = Millis(0) if join.fired_at is None else Millis(join.fired_at + 1)
-    found = [state for state in edges if ends.get(state.edge.upstream, late) < late]
-    found.sort(key=lambda state: (ends[state.edge.upstream], state.edge.id))
-    if isinstance(join.policy, AnyOf):  # several were counted at once
-        found = [state for state in found if state.satisfied][:1]
-    return [state.edge for state in found]
 
 
 def _member(snapshot: Snapshot) -> Member:
