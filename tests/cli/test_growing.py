@@ -44,10 +44,22 @@ def test_a_member_needs_some_of_its_upstreams(cli: Cli, work: Work) -> None:
     for up in ups:
         cli("flow", "edge", flow, up, last, "--on", "on_any_end")
     other = add(cli, flow, "y")
+    both = cli.complaint("flow", "needs", flow, other, "--any", "--quorum", "2", code=2)
+    assert both == "give --any or --quorum, not both"
     assert cli.json("flow", "needs", flow, other, "--any")["changed"] is True
     cli("flow", "edge", flow, ups[0], other)
     cli("flow", "seal", flow)
     assert finish(work) == 4
+
+
+def test_a_member_has_the_namespace_of_its_flow(cli: Cli) -> None:
+    """Or no worker of that namespace would ever run it."""
+    cli("migrate")
+    flow = cli("flow", "create", "trip", "--namespace", "acme").stdout.strip()
+    run = add(cli, flow, "Ada")
+    assert cli.json("run", "show", run)["namespace"] == "acme"
+    other = cli("flow", "add", flow, "greet", "--namespace", "beta").stdout.strip()
+    assert cli.json("run", "show", other)["namespace"] == "beta"
 
 
 def test_what_is_said_twice_changes_nothing(cli: Cli) -> None:

@@ -371,11 +371,14 @@ async def add(
     kind: Annotated[str, Argument(metavar="TASK", help="The task it runs.")],
     args: Annotated[str, Option(metavar="JSON", help="Its arguments as one JSON object.")] = "{}",
     lane: Annotated[str, Option(help="Its lane.")] = "default",
-    namespace: Annotated[str, Option(help="Its namespace.")] = "default",
+    namespace: Annotated[str | None, Option(help="Its namespace; by default the flow's.")] = None,
     key: Annotated[str | None, Option(help="Adding the same key again changes nothing.")] = None,
 ) -> None:
     """Add a run to a flow and print its id. It waits until the flow is sealed, if it is not yet."""
     payload = msgspec.json.encode(read_json(args, "--args"))
+    if namespace is None:
+        found = await engine.flow_views.get(flow)
+        namespace = "default" if found is None else found.namespace
     wanted = Submission(
         kind=kind, payload=payload, lane=lane, namespace=namespace, key=key, encoding="json"
     )
@@ -435,6 +438,8 @@ async def needs(
     ] = False,
 ) -> None:
     """Set how many of its upstreams a run needs, before its first edge; without an option, all."""
+    if any_of and quorum is not None:
+        raise CommandError("give --any or --quorum, not both", ExitCode.USAGE, "invalid_input")
     rest = Rest.LET_RUN if let_run else Rest.CANCEL
     policy: JoinPolicy = AllOf()
     if quorum is not None:
