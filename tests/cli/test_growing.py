@@ -80,6 +80,9 @@ def test_what_cannot_be_added_says_why(cli: Cli) -> None:
     assert cli.complaint("flow", "add", NO_FLOW, "greet", code=3) == f"no flow {NO_FLOW}"
     assert "is not JSON" in cli.complaint("flow", "add", NO_FLOW, "greet", "--args", "{", code=2)
     flow = cli("flow", "create", "trip").stdout.strip()
+    no_object = cli.complaint("flow", "add", flow, "greet", "--args", "[1]", code=2)
+    assert no_object == "--args is not a JSON object"
+    assert cli.complaint("flow", "join", flow, NO_FLOW, code=3) == f"no run {NO_FLOW}"
     a, b = add(cli, flow, "a"), add(cli, flow, "b")
     cli("flow", "edge", flow, a, b)
     assert "depends on" in cli.complaint("flow", "edge", flow, b, a, code=2)
