@@ -6,7 +6,7 @@ harmless: a run is never admitted twice."""
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
 from itertools import count
@@ -70,11 +70,14 @@ class Releases(Service):
         self._moved_at: dict[str, int] = {}
         self._moves = count(1)
         self._opens_at: dict[str, Millis] = {}
+        self._unstarted: list[Snapshot] = []
+        self._taking_back = asyncio.Lock()
         self.closed = ClosedRoutes(context)
         self.lines = KnownLines(context, self.closed)
 
     def committed(self, commit: Commit) -> None:
         if commit.limited:
+            self._unstarted += commit.unstarted
             self.kick(commit.limited)
         if commit.queued:
             self.kick(commit.queued, KnownQuota.wait)
@@ -150,23 +153,29 @@ class Releases(Service):
             self.lines.note(quota, queues, KnownQuota.forget)
             await self._serve(quota, queues)
 
-    async def give_starts_back(self, snapshots: Sequence[Snapshot]) -> None:
-        """Takes these executions back from the rates: they were admitted but went back before they
-        started."""
+    def turned_away(self, snapshots: Iterable[Snapshot]) -> None:
+        """These executions were claimed, and went back before they started."""
         limited = [snapshot for snapshot in snapshots if snapshot.execution.uses]
-        if not limited:
-            return
-        names = {use.quota for snapshot in limited for use in snapshot.execution.uses}
-        try:
-            quotas = await self._context.store.records.get(QUOTAS, list(names))
-            back = starts_back([(s.execution.uses, s.admitted_at) for s in limited], quotas)
-            if back:
-                await self._context.store.take_starts_back(back)
-        except FlowFabricError as error:
-            log.warning(
-                "%s starts stay counted until their window is over: %s", len(limited), error
-            )
+        self._unstarted += limited
         self.kick([snapshot.execution for snapshot in limited])
+
+    async def take_starts_back(self) -> None:
+        """Rates no longer count the executions that were admitted and went back before they
+        started."""
+        async with self._taking_back:
+            unstarted, self._unstarted = self._unstarted, []
+            if not unstarted:
+                return
+            names = {use.quota for snapshot in unstarted for use in snapshot.execution.uses}
+            try:
+                quotas = await self._context.store.records.get(QUOTAS, list(names))
+                back = starts_back([(s.execution.uses, s.admitted_at) for s in unstarted], quotas)
+                if back:
+                    await self._context.store.take_starts_back(back)
+            except FlowFabricError as error:
+                log.warning(
+                    "%s starts stay counted until their window is over: %s", len(unstarted), error
+                )
 
     def _start(self) -> None:
         """One more task, if a quota is to be looked at and no task does."""
@@ -189,6 +198,7 @@ class Releases(Service):
             self._rounds.begin(quota)
             self._start()
             try:
+                await self.take_starts_back()
                 await self.lines.introduce()
                 await self._serve(quota, queues)
             finally:
