@@ -146,7 +146,7 @@ class Quotas(Service):
         asked, key = check_quota_name(name), ExecutionId(id)
         await self.get(asked)
         await self._decide(key, give_back, asked)
-        await self._releases.take_starts_back()
+        await self._releases.unbegun.take_back()
         return AdmissionReleased(key)
 
     async def _admit(

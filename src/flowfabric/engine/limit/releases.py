@@ -6,7 +6,7 @@ harmless: a run is never admitted twice."""
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
 from itertools import count
@@ -21,7 +21,7 @@ from flowfabric.core.execution.model import Execution, Snapshot
 from flowfabric.core.execution.policy import DEFAULT_POLICY
 from flowfabric.core.limit.known_quota import KnownQuota
 from flowfabric.core.limit.quota import Quota, Uses
-from flowfabric.core.limit.release import QuotaView, Release, release, starts_back
+from flowfabric.core.limit.release import QuotaView, Release, release
 from flowfabric.core.limit.unclaimable import Unclaimable
 from flowfabric.engine.commit.background import Background
 from flowfabric.engine.commit.observer import watching
@@ -29,10 +29,10 @@ from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.known_lines import KnownLines, LineEvent
+from flowfabric.engine.limit.unbegun import UnbegunStarts
 from flowfabric.engine.limit.unclaimable import ClosedRoutes
 from flowfabric.store.hints import Topic
 from flowfabric.store.queries import QuotaViewRequest
-from flowfabric.store.rows.record import QUOTAS
 
 MAX_MOVES = 500
 LEAST = 32
@@ -70,14 +70,13 @@ class Releases(Service):
         self._moved_at: dict[str, int] = {}
         self._moves = count(1)
         self._opens_at: dict[str, Millis] = {}
-        self._unstarted: list[Snapshot] = []
-        self._taking_back = asyncio.Lock()
+        self.unbegun = UnbegunStarts(context)
         self.closed = ClosedRoutes(context)
         self.lines = KnownLines(context, self.closed)
 
     def committed(self, commit: Commit) -> None:
         if commit.limited:
-            self._unstarted += commit.unstarted
+            self.unbegun.note(commit.unbegun)
             self.kick(commit.limited)
         if commit.queued:
             self.kick(commit.queued, KnownQuota.wait)
@@ -153,29 +152,10 @@ class Releases(Service):
             self.lines.note(quota, queues, KnownQuota.forget)
             await self._serve(quota, queues)
 
-    def turned_away(self, snapshots: Iterable[Snapshot]) -> None:
-        """These executions were claimed, and went back before they started."""
-        limited = [snapshot for snapshot in snapshots if snapshot.execution.uses]
-        self._unstarted += limited
-        self.kick([snapshot.execution for snapshot in limited])
-
-    async def take_starts_back(self) -> None:
-        """Rates no longer count the executions that were admitted and went back before they
-        started."""
-        async with self._taking_back:
-            unstarted, self._unstarted = self._unstarted, []
-            if not unstarted:
-                return
-            names = {use.quota for snapshot in unstarted for use in snapshot.execution.uses}
-            try:
-                quotas = await self._context.store.records.get(QUOTAS, list(names))
-                back = starts_back([(s.execution.uses, s.admitted_at) for s in unstarted], quotas)
-                if back:
-                    await self._context.store.take_starts_back(back)
-            except FlowFabricError as error:
-                log.warning(
-                    "%s starts stay counted until their window is over: %s", len(unstarted), error
-                )
+    def turned_away(self, snapshots: Sequence[Snapshot]) -> None:
+        """These executions were claimed, and went back before they began."""
+        self.unbegun.note(snapshots)
+        self.kick([snapshot.execution for snapshot in snapshots])
 
     def _start(self) -> None:
         """One more task, if a quota is to be looked at and no task does."""
@@ -198,7 +178,7 @@ class Releases(Service):
             self._rounds.begin(quota)
             self._start()
             try:
-                await self.take_starts_back()
+                await self.unbegun.take_back()
                 await self.lines.introduce()
                 await self._serve(quota, queues)
             finally:
