@@ -242,7 +242,7 @@ def hand_back_unheard(
         case Active(lease=lease) if snapshot.head.flags & Flags.SPENT:
             entered = enter(snapshot, now, owner)
             put = entered if isinstance(entered, Change) else put_back(snapshot, lease)
-            return Change(None, put.before, put.after, put.events, put.attempts)
+            return put.answering(None)
         case _:
             return hand_back(snapshot, now, owner)
 
@@ -398,8 +398,7 @@ def _end_failed(
         return unchanged(CleaningUp(snapshot.execution.id, life.cleanup.until))
     if life.cleanup is not None:
         change = cleanup_rules.end_after(snapshot, now, life.cleanup, failure=failure)
-        answer = TerminalFailed(snapshot.execution.id)
-        return Change(answer, change.before, change.after, change.events)
+        return change.answering(TerminalFailed(snapshot.execution.id))
     if life.undo_time is not None:
         return _undo(snapshot, now, failure, outcome, life.undo_time)
     ended = Ended(outcome=outcome, ended_at=now, attempt=lease.attempt, lease=lease)

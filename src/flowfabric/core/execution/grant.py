@@ -126,8 +126,8 @@ def claim_resumed(snapshot: Snapshot | None, now: Millis, taking: Taking) -> "Ch
     if own_lease(snapshot, now, taking) is not None:
         return unchanged(snapshot)
     match snapshot.state:
-        case Ready(next=Next(start=Start.CONTINUE)) as state:
-            ready = _with_grant(snapshot, state)
+        case Ready(next=Next(start=Start.CONTINUE)) as ready:
+            pass
         case Ready(next=next) | Waiting(next=next) if next.start is not Start.CONTINUE:
             raise NotResumed(f"{snapshot.run} has no interrupted attempt to continue")
         case _:  # also if a worker holds it: its claim has used the grant
@@ -147,8 +147,8 @@ def grant_and_claim(snapshot: Snapshot | None, now: Millis, taking: Taking) -> "
     if own_lease(snapshot, now, taking) is not None:
         return unchanged(snapshot)
     match snapshot.state:
-        case Ready() as state:
-            ready = _with_grant(snapshot, state)
+        case Ready() as ready:
+            pass
         case Active():
             raise LeaseConflict(f"a worker holds the lease of {snapshot.run}")
         case state:
@@ -176,18 +176,13 @@ def _check_attempt(expected: int | None, attempt: int) -> None:
 def _eligible(snapshot: Snapshot) -> Ready:
     if not isinstance(snapshot.state, Ready):
         raise NotEligible(f"{snapshot.run} does not wait for a worker, so it cannot be granted")
-    return _with_grant(snapshot, snapshot.state)
-
-
-def _with_grant(snapshot: Snapshot, ready: Ready) -> Ready:
-    """The state with the hold of its grant, which a release from the line of a quota leaves out."""
-    return ready if ready.hold is not None else replace(ready, hold=granted_hold(snapshot.head))
+    return snapshot.state
 
 
 def _leaseable(snapshot: Snapshot) -> Ready:
     match snapshot.state:
         case Ready() as ready:
-            return _with_grant(snapshot, ready)
+            return ready
         case Active():
             raise LeaseConflict(f"a worker holds the lease of {snapshot.run}")
         case _:
@@ -250,9 +245,7 @@ def grant_at(snapshot: Snapshot, now: Millis) -> Grant | None:
     """The live grant; None if it was redeemed or has expired."""
     grant = snapshot.life.grant
     match snapshot.state:
-        case Ready() as ready:
-            hold = _with_grant(snapshot, ready).hold
-        case Lost(hold=hold):
+        case Ready(hold=hold) | Lost(hold=hold):
             pass
         case _:
             return None

@@ -253,7 +253,8 @@ async def replay_flow(
     status_code=200,
 )
 async def seal_flow(request: Request[Any, Any, Any], id: FromPath[str]) -> Response[dict[str, Any]]:
-    """Says that the graph is complete: no member or edge comes any more."""
+    """Says that the graph is complete: members start as their joins allow, and the flow ends with
+    the last of them."""
     key = await _existing(request, id)
     return respond({"sealed": await engine_of(request).flows.seal(key)})
 
