@@ -139,6 +139,19 @@ async def test_a_request_is_one_record_of_the_log(
     assert 0 <= found["seconds"] < 60
 
 
+@pytest.mark.parametrize(
+    "path", ["/x%0aFORGED", "/x%0d%0aFORGED", "/x%1b[2JFORGED", "/x%E2%80%A8FORGED"]
+)
+async def test_no_caller_writes_lines_of_its_own_into_the_log(
+    http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    with caplog.at_level("INFO", "flowfabric.server.access"):
+        assert (await http.get(path)).status_code == 404
+    (record,) = [each for each in caplog.records if each.name == "flowfabric.server.access"]
+    assert record.getMessage().isprintable()
+    assert "FORGED 404 in " in record.getMessage()
+
+
 async def test_a_log_without_such_lines_costs_no_record(
     http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:

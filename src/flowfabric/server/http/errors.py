@@ -18,6 +18,7 @@ from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.base.ids import ANYWHERE, ExecutionId
 from flowfabric.server.caller.access import anonymous, lacks_credential
 from flowfabric.server.http.asgi import REQUEST_ID
+from flowfabric.server.http.paths import shown_path
 from flowfabric.server.http.wire import BodyError, encode, read_id
 
 log = logging.getLogger("flowfabric.server")
@@ -302,7 +303,7 @@ def _as_given(request: Request[Any, Any, Any], reason: dict[str, Any]) -> dict[s
 
 
 def on_timeout(request: Request[Any, Any, Any], error: TimeoutError) -> Response[Any]:
-    path, fields = request.url.path, _fields(request)
+    path, fields = shown_path(request.scope), _fields(request)
     log.warning("%s %s took longer than its deadline", request.method, path, extra=fields)
     body = ErrorBody(
         error="the request took longer than the server allows; repeat it with the same ids",
@@ -319,7 +320,7 @@ def on_fault(request: Request[Any, Any, Any], error: Exception) -> Response[Any]
 
 
 def _log_fault(request: Request[Any, Any, Any], error: Exception) -> None:
-    path, fields = request.url.path, _fields(request)
+    path, fields = shown_path(request.scope), _fields(request)
     log.error("%s %s failed", request.method, path, exc_info=error, extra=fields)
 
 
