@@ -27,6 +27,11 @@ async def work(fabric: Fabric, options: WorkerSettings, metrics_listen: str | No
             ", ".join(options.lanes) or "all",
             options.concurrency,
         )
+        if not fabric.tasks and not options.webhooks:
+            log.warning(
+                "no task is registered, so this worker runs nothing: import the modules that define "
+                "tasks where their Fabric is made"
+            )
         await worker.run()
         log.info("%s stopped after %d claims", worker.identity.instance, worker.completed)
 
