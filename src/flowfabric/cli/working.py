@@ -29,8 +29,8 @@ async def work(fabric: Fabric, options: WorkerSettings, metrics_listen: str | No
         )
         if not fabric.tasks and not options.webhooks:
             log.warning(
-                "no task is registered, so this worker runs nothing: import the modules that define "
-                "tasks where their Fabric is made"
+                "no task is registered, so this worker runs nothing: import the modules that define"
+                " tasks where their Fabric is made"
             )
         await worker.run()
         log.info("%s stopped after %d claims", worker.identity.instance, worker.completed)
