@@ -253,8 +253,8 @@ class Branches:
         """The handler may call: it is not in a step, not refused, not parked and not stopped."""
         if (step := inside_step.get()) is not None:
             raise Invalid(
-                f"{name!r} was asked for inside step {step!r}: steps do not nest, so only the "
-                "handler itself can use ctx"
+                f"{name!r} was asked for inside step {step!r}: steps do not nest; ask for it in "
+                "the handler, before or after that step"
             )
         if self.refused is not None:
             raise self.refused
