@@ -71,6 +71,8 @@ def translate(error: Exception, address: Address) -> FlowFabricError:
     """An error of the driver or of the server as one of ours."""
     # The server's details quote whole rows; only what it says first is passed on.
     told = error.args[0] if isinstance(error, asyncpg.PostgresError) and error.args else error
+    if isinstance(error, ConnectionRefusedError | FileNotFoundError):  # a port, or a local socket
+        told = "no server listens there"
     brief = shorten(address.censored(told), MAX_TEXT) or type(error).__name__
     text = f"{address.shown}: {brief}"
     if isinstance(error, asyncpg.UniqueViolationError) and error.constraint_name == _WAITPOINT_IDS:
