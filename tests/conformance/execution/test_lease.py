@@ -28,6 +28,7 @@ from flowfabric.core.execution.status import (
 from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.execution.attempts import FencedExecution
 from flowfabric.engine.execution.views import LeaseView
+from flowfabric.store.queries import Renewal
 from tests.kit.lab import TTL, W1, W2, Lab
 from tests.kit.leases import (
     FORMS,
@@ -263,6 +264,14 @@ async def test_an_old_and_a_new_claim_of_one_execution_have_an_answer_each(lab: 
 
 async def test_a_heartbeat_for_nothing_is_nothing(lab: Lab) -> None:
     assert await lab.engine.claims.renew_all([]) == {}
+
+
+async def test_a_heartbeat_with_an_epoch_that_no_lease_can_have_is_refused(lab: Lab) -> None:
+    """INV-24: in the words of the engine, whichever store it has"""
+    claim = await lab.running()
+    renewal = Renewal(claim.uuid, claim.lease.id, 1 << 31, TTL)
+    with pytest.raises(Invalid, match="epoch must be 0 to 2147483647"):
+        await lab.engine.claims.extend([renewal])
 
 
 async def test_a_revoked_lease_says_so_to_the_heartbeat(lab: Lab) -> None:

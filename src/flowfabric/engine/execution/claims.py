@@ -448,7 +448,7 @@ def _check_renewal(renewal: object) -> Renewal:
     return Renewal(
         parse_uuid(checked.uuid, "execution"),
         parse_uuid(checked.lease_id, "lease"),
-        check_whole(checked.epoch, "epoch", 0, (1 << 63) - 1),
+        check_whole(checked.epoch, "epoch"),
         check_ttl(checked.ttl),
         check_flag(checked.record, "record"),
     )
