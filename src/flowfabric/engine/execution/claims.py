@@ -372,8 +372,7 @@ class Claims(Service):
             with looking(*call.lanes):
                 taken = await self.calls.take(call, weights)
             if taken:
-                if (observer := watching()) is not None:
-                    observer.claimed([item.snapshot for item in taken])
+                watching().claimed([item.snapshot for item in taken])
                 return taken
             remaining = give_up_at - loop.time()
             if remaining > 0:
@@ -437,8 +436,7 @@ async def _flush_renewals(store: Store, renewals: list[Renewal]) -> list[Millis 
     try:
         extended = await store.renew(renewals, store.clock.now())
     finally:
-        if (seen := watching()) is not None:
-            seen.renewed(len(extended), len(renewals) - len(extended))
+        watching().renewed(len(extended), len(renewals) - len(extended))
     return [extended.get(renewal.uuid) for renewal in renewals]
 
 

@@ -175,8 +175,7 @@ class BudgetGate(Service):
                 decisions.append(Decision(item.snapshot.execution.uuid, rule, item.snapshot))
                 turned.append(item.snapshot)
                 self._note_reset(why)
-                if (seen := watching()) is not None:
-                    seen.refused_by_budget(why.dimension)
+                watching().refused_by_budget(why.dimension)
         answers = await self._context.decisions.decide_all(decisions)
         for answer in answers:
             if isinstance(answer, Exception):

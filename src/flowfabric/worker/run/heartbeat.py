@@ -218,7 +218,7 @@ class Heartbeat:
                 await asyncio.gather(*(self._renew_page(store, [held]) for held in page))
             return
         except FlowFabricError:
-            _tell_renewed(0, len(page))
+            watching().renewed(0, len(page))
             raise
         refused = []
         for held in page:
@@ -226,7 +226,7 @@ class Heartbeat:
                 refused.append(held)
             else:
                 held.renewed(expires_at, asked_at)
-        _tell_renewed(len(page) - len(refused), 0)
+        watching().renewed(len(page) - len(refused), 0)
         if refused:
             await self._lose_refused(store, refused)
 
@@ -238,7 +238,7 @@ class Heartbeat:
         for held in refused:
             loss = _loss(found.get(held.renewal.uuid), held.renewal) or Loss.GONE
             if loss is not Loss.ENDED:
-                _tell_renewed(0, 1)
+                watching().renewed(0, 1)
             self._lose(held, loss)
 
     async def _look(self, store: LeaseKeeper) -> None:
@@ -313,12 +313,6 @@ class Heartbeat:
     def _where(self) -> str:
         frame = sys._current_frames().get(self._worker_thread)
         return "".join(traceback.format_stack(frame)[-3:]) if frame else ""
-
-
-def _tell_renewed(kept: int, lost: int) -> None:
-    """Measures how renewals went."""
-    if (seen := watching()) is not None:
-        seen.renewed(kept, lost)
 
 
 def _pages(held: list[WorkerLease]) -> list[list[WorkerLease]]:

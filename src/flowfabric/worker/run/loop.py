@@ -389,8 +389,8 @@ class Worker:
             await asyncio.wait(
                 {stop_now, done}, timeout=self._drain_for, return_when=asyncio.FIRST_COMPLETED
             )
-            if self.active and (seen := watching()) is not None:
-                seen.shutdown_timed_out()
+            if self.active:
+                watching().shutdown_timed_out()
         finally:
             stop_now.cancel()
             done.cancel()
