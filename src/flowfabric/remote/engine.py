@@ -437,7 +437,7 @@ class RemoteEngine:
 
     def __init__(self, client: RemoteClient) -> None:
         self._client = client
-        self._hearing: asyncio.Task[None] | None = None
+        self._hints_task: asyncio.Task[None] | None = None
         self.hints = Hints(listen=self._listen)
         self.leases = RemoteLeases(client)
         self.sweep = NoSweep()
@@ -545,10 +545,10 @@ class RemoteEngine:
         raise Invalid("this needs the database, and this Fabric reaches it through a server only")
 
     async def close(self) -> None:
-        hearing, self._hearing = self._hearing, None
-        if hearing is not None:
-            hearing.cancel()
-            await asyncio.gather(hearing, return_exceptions=True)
+        task, self._hints_task = self._hints_task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         await self._finish()
         await self._client.close()
 
@@ -556,11 +556,11 @@ class RemoteEngine:
 
     def _listen(self) -> None:
         """Called whenever a task waits for a hint."""
-        if self._hearing is None or self._hearing.done():
+        if self._hints_task is None or self._hints_task.done():
             # It lives longer than the one that waits, and must not keep its context.
-            self._hearing = asyncio.create_task(self._hear(), context=Context())
+            self._hints_task = asyncio.create_task(self._follow_hints(), context=Context())
 
-    async def _hear(self) -> None:
+    async def _follow_hints(self) -> None:
         """Passes the hints of the server on. While none can be heard, everything is looked at once
         a second."""
         warned = False

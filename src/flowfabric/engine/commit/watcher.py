@@ -228,7 +228,7 @@ class Watcher(Generic[T]):
             if found is None:
                 self._look_soon(uuid, whole=False)
             else:
-                self._tell(uuid, found)
+                self._answer(uuid, found)
 
     async def close(self) -> None:
         await self._background.cancel()
@@ -324,10 +324,10 @@ class Watcher(Generic[T]):
                 if isinstance(answer, Corruption):
                     self._fail([uuid], answer)
                 else:
-                    answered = self._tell(uuid, answer) or answered
+                    answered = self._answer(uuid, answer) or answered
         return answered
 
-    def _tell(self, uuid: UUID, found: T | None) -> bool:
+    def _answer(self, uuid: UUID, found: T | None) -> bool:
         """Answers callers that need not wait any more; True if one got what it waited for."""
         answered = False
         for future, asked in self.waiting.get(uuid, {}).items():

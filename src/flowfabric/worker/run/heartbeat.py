@@ -256,9 +256,9 @@ class Heartbeat:
                 if loss := _loss(run, held.renewal):
                     self._lose(held, loss)
                 elif run is not None and (notice := CancelNotice.of(run)) is not None:
-                    self._tell(held, notice)
+                    self._notify(held, notice)
 
-    def _tell(self, held: WorkerLease, notice: CancelNotice) -> None:
+    def _notify(self, held: WorkerLease, notice: CancelNotice) -> None:
         with suppress(RuntimeError):  # the loop is closed: no handler is left to be told
             self._worker_loop.call_soon_threadsafe(self._on_cancelled, held.key, notice)
 
