@@ -8,7 +8,7 @@ needs the database itself is refused.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from contextvars import Context
 from functools import partial
 from typing import Any, NoReturn, cast
@@ -290,7 +290,7 @@ class RemoteEvents(RemoteService):
         _check_filters(after, execution, namespace, family, tag)
         filters = {"execution": execution, "namespace": namespace, "family": family, "tag": tag}
         given = {name: value for name, value in filters.items() if value is not None}
-        return self._follow(after or 0, self._begin(after), given)
+        return self._events(after or 0, self._begin(after), given)
 
     def follow(
         self, wanted: EventFilter, *, after: int | None = None, limit: int = 100
@@ -300,7 +300,8 @@ class RemoteEvents(RemoteService):
         if after is not None:
             check_whole(after, "cursor", 0, MAX_CURSOR)
         room = check_whole(limit, "limit", 1)
-        return self._batches(checked, after or 0, self._begin(after), room)
+        options = {"wanted": checked, "limit": room}
+        return self._pages("batch", after or 0, self._begin(after), options)
 
     def _begin(self, after: int | None) -> "asyncio.Future[int] | None":
         """The cursor of now, requested at once: who follows from now on misses nothing that comes
@@ -311,35 +312,31 @@ class RemoteEvents(RemoteService):
         begin.add_done_callback(lambda done: done.cancelled() or done.exception())
         return begin
 
-    async def _batches(
-        self,
-        wanted: EventFilter,
-        after: int,
-        begin: "asyncio.Future[int] | None",
-        limit: int,
-    ) -> AsyncGenerator[EventBatch, None]:
-        cursor = after if begin is None else await begin
-        while True:
-            seen = self._hints.count
-            batch = await self._read("batch", wanted=wanted, after=cursor, limit=limit)
-            if batch.cursor == cursor:
-                await self._hints.wait(POLL_FLOOR, seen)
-                continue
-            cursor = batch.cursor
-            yield batch
-
-    async def _follow(
+    async def _events(
         self, after: int, begin: "asyncio.Future[int] | None", filters: dict[str, Any]
     ) -> AsyncGenerator[StoredEvent, None]:
+        async with aclosing(self._pages("read", after, begin, filters)) as pages:
+            async for page in pages:
+                for event in page.events:
+                    yield event
+
+    async def _pages(
+        self,
+        operation: str,
+        after: int,
+        begin: "asyncio.Future[int] | None",
+        options: dict[str, Any],
+    ) -> AsyncGenerator[Any, None]:
+        """What the operation finds after the cursor, as soon as the cursor moves."""
         cursor = after if begin is None else await begin
         while True:
             seen = self._hints.count
-            page = await self._read("read", after=cursor, **filters)
-            for event in page.events:
-                yield event
+            page = await self._read(operation, after=cursor, **options)
             if page.cursor == cursor:
                 await self._hints.wait(POLL_FLOOR, seen)
-            cursor = page.cursor
+            else:
+                cursor = page.cursor
+                yield page
 
     async def _read(self, operation: str, **options: Any) -> Any:
         """A follower outlives a server or store that does not answer for a while. A client that

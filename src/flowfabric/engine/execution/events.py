@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -29,6 +31,8 @@ MAX_PAUSE = 5.0
 """Seconds between two tries of a follower while the store does not answer."""
 
 log = logging.getLogger("flowfabric.events")
+
+Page = TypeVar("Page", bound=EventBatch | EventPage)
 
 
 class Events(Service):
@@ -111,7 +115,13 @@ class Events(Service):
         checked = check_wanted_events(wanted)
         query = _query(checked, 0 if after is None else after, check_whole(limit, "limit", 1))
         begin = None if after is not None else self._begin()
-        return self._batches(query, checked, begin)
+
+        async def read(cursor: int) -> EventBatch:
+            return self._shared(query, checked, cursor, None) or await self.batch(
+                checked, cursor, query.limit
+            )
+
+        return self._pages(query.after, begin, read)
 
     async def close(self) -> None:
         """Ends what follows the events; the store is about to be closed."""
@@ -135,44 +145,39 @@ class Events(Service):
         begin: "asyncio.Future[int] | None",
     ) -> AsyncGenerator[StoredEvent, None]:
         key = None if execution is None else ExecutionId(execution)
-        cursor = query.after if begin is None else await begin
+
+        async def read(cursor: int) -> EventBatch | EventPage:
+            return self._shared(query, wanted, cursor, key) or await self._read(
+                replace(query, after=cursor), wanted, execution
+            )
+
+        async with aclosing(self._pages(query.after, begin, read)) as pages:
+            async for page in pages:
+                for event in page.events:
+                    yield event
+
+    async def _pages(
+        self,
+        after: int,
+        begin: "asyncio.Future[int] | None",
+        read: Callable[[int], Awaitable[Page]],
+    ) -> AsyncGenerator[Page, None]:
+        """What `read` finds after the cursor, as soon as the cursor moves."""
+        cursor = after if begin is None else await begin
         patience = Patience(lambda: self._closed)
         while True:
             moves = self._tail.moves
             try:
-                page = self._shared(query, wanted, cursor, key) or await self._read(
-                    replace(query, after=cursor), wanted, execution
-                )
+                page = await read(cursor)
             except Unavailable as error:
                 await patience.wait(error)
                 continue
             patience.restore()
-            for event in page.events:
-                yield event
             if page.cursor == cursor:
                 await self._tail.wait(moves)
-            cursor = page.cursor
-
-    async def _batches(
-        self, query: EventQuery, wanted: EventFilter, begin: "asyncio.Future[int] | None"
-    ) -> AsyncGenerator[EventBatch, None]:
-        cursor = query.after if begin is None else await begin
-        patience = Patience(lambda: self._closed)
-        while True:
-            moves = self._tail.moves
-            try:
-                batch = self._shared(query, wanted, cursor, None) or await self.batch(
-                    wanted, cursor, query.limit
-                )
-            except Unavailable as error:
-                await patience.wait(error)
-                continue
-            patience.restore()
-            if batch.cursor == cursor:
-                await self._tail.wait(moves)
             else:
-                cursor = batch.cursor
-                yield batch
+                cursor = page.cursor
+                yield page
 
     def _shared(
         self, query: EventQuery, wanted: EventFilter, cursor: int, key: ExecutionId | None
