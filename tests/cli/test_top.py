@@ -95,13 +95,14 @@ async def test_a_look_is_at_most_five_statements(lab: Lab, monkeypatch: pytest.M
     await lab.fail(await take(lab, await lab.submit()), "permanent")
     await lab.engine.workers.register(Presence(worker="w1", instance="w1-a"))
     asked: list[str] = []
+
+    def note(text: str) -> None:
+        if text.lower() not in ("begin", "begin ", "commit"):
+            asked.append(text)
+
     store = lab.engine.store
     if isinstance(store, SqliteStore):
-        store.reader.session.connection.set_trace_callback(
-            lambda text: (
-                None if text.lower() in ("begin", "begin ", "commit") else asked.append(text)
-            )
-        )
+        await store.reader.run(lambda session: session.connection.set_trace_callback(note))
     else:
         honest = asyncpg.Connection.fetch
 

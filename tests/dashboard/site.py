@@ -12,9 +12,9 @@ from flowfabric import Context, Fabric, Fail
 from flowfabric.core.access.token import AccessScope
 from flowfabric.engine.engine import Engine
 from flowfabric.server.app import create_app
-from flowfabric.server.asgi import App
-from flowfabric.server.authentication import Authentication
+from flowfabric.server.caller.authentication import Authentication
 from flowfabric.server.context import ServerContext
+from flowfabric.server.http.asgi import App
 from flowfabric.worker.run.options import WorkerSettings
 
 LONG = "a" + "-very-long-name" * 14  # 197 characters

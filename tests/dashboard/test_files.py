@@ -14,7 +14,7 @@ from starlette.routing import Mount
 from flowfabric.dashboard.files import INDEX, dashboard_file, names
 from flowfabric.engine.engine import Engine
 from flowfabric.server.app import create_app
-from flowfabric.server.authentication import Authentication
+from flowfabric.server.caller.authentication import Authentication
 from flowfabric.server.context import ServerContext
 from flowfabric.store.open import open_store
 

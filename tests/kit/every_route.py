@@ -7,8 +7,8 @@ templates: `{run}`, `{flow}`, `{name}`, `{place}` and so on are replaced by what
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from flowfabric.server.access import SCOPE
 from flowfabric.server.app import HANDLERS
+from flowfabric.server.caller.access import SCOPE
 from tests.kit.http import BUDGET, EXECUTION
 
 WORKER = {"worker_id": "w", "worker_instance_id": "w-1"}

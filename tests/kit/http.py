@@ -10,7 +10,7 @@ from flowfabric.core.access.token import AccessScope, Identity
 from flowfabric.core.base.ids import ExecutionId, lane_partition
 from flowfabric.engine.engine import Engine
 from flowfabric.server.app import create_app
-from flowfabric.server.authentication import Authentication
+from flowfabric.server.caller.authentication import Authentication
 from flowfabric.server.context import ServerContext
 
 LANE = "default"

@@ -7,7 +7,7 @@ from typing import Any
 
 import uvicorn
 
-from flowfabric.server.asgi import App
+from flowfabric.server.http.asgi import App
 
 
 @asynccontextmanager

@@ -13,9 +13,9 @@ from flowfabric.core.execution.submission import Submission
 from flowfabric.core.wait.signal import Delivery
 from flowfabric.engine.engine import Engine
 from flowfabric.server.app import create_app
-from flowfabric.server.asgi import App, Message
-from flowfabric.server.authentication import Authentication
+from flowfabric.server.caller.authentication import Authentication
 from flowfabric.server.context import ServerContext
+from flowfabric.server.http.asgi import App, Message
 from tests.kit.signalling import fresh
 
 JSON = [(b"content-type", b"application/json"), (b"host", b"server")]

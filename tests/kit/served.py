@@ -17,7 +17,7 @@ from flowfabric.fabric import Fabric
 from flowfabric.remote.engine import RemoteEngine
 from flowfabric.remote.operations import OPERATIONS, SERVICES
 from flowfabric.remote.wire import CALLS_PATH, HINTS_PATH, MEDIA_TYPE
-from flowfabric.server.operations import Operations
+from flowfabric.server.remote.operations import Operations
 from flowfabric.store.open import open_store
 
 HTTP = "http"

@@ -38,7 +38,7 @@ from flowfabric.remote.wire import (
     travel_of,
     write_request,
 )
-from flowfabric.server.operations import Operations
+from flowfabric.server.remote.operations import Operations
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.queries import Query, Renewal
 from tests.kit.served import EngineApp, caller_named

@@ -7,9 +7,9 @@ import pytest
 
 from flowfabric.engine.engine import Engine
 from flowfabric.server.app import create_app
-from flowfabric.server.asgi import App
-from flowfabric.server.authentication import Authentication
+from flowfabric.server.caller.authentication import Authentication
 from flowfabric.server.context import ServerContext
+from flowfabric.server.http.asgi import App
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.open import open_store
 from tests.kit.http_work import HttpWorker, client_of, person, server_for

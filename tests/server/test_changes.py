@@ -8,18 +8,18 @@ import pytest
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.execution.submission import Submission, Submitted
 from flowfabric.engine.engine import Engine
-from flowfabric.server import change_feed
 from flowfabric.server.app import create_app
-from flowfabric.server.authentication import Authentication
-from flowfabric.server.change_feed import ChangeFeed, ChangeNotice
+from flowfabric.server.caller.authentication import Authentication
 from flowfabric.server.context import ServerContext
+from flowfabric.server.dashboard import change_feed
+from flowfabric.server.dashboard.change_feed import ChangeFeed, ChangeNotice
 
 
 @pytest.fixture
 async def feed(monkeypatch: pytest.MonkeyPatch) -> ChangeFeed:
     """A feed that reads as soon as it is hinted."""
     monkeypatch.setattr(change_feed, "PACE", 0.0)
-    monkeypatch.setattr("flowfabric.server.overview_reader.FRESH", 0.0)
+    monkeypatch.setattr("flowfabric.server.dashboard.overview_reader.FRESH", 0.0)
     return ChangeFeed()
 
 

@@ -16,10 +16,10 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.status import PublicState
 from flowfabric.engine.engine import Engine
 from flowfabric.server.app import create_app
-from flowfabric.server.authentication import Authentication
+from flowfabric.server.caller.authentication import Authentication
 from flowfabric.server.context import ServerContext
+from flowfabric.server.http.protocol import MAX_HEAD, GuardedProtocol
 from flowfabric.server.options import ServerOptions
-from flowfabric.server.protocol import MAX_HEAD, GuardedProtocol
 from flowfabric.server.run import connections_allowed
 from tests.kit.http import EXECUTION, create, create_flow, error_of
 from tests.kit.http_server import serving

@@ -3,7 +3,7 @@
 import pytest
 
 from flowfabric.core.base.errors import Invalid
-from flowfabric.server.cors import HEADERS, METHODS, CorsPolicy, parse_cors, parse_origin
+from flowfabric.server.caller.cors import HEADERS, METHODS, CorsPolicy, parse_cors, parse_origin
 
 APP = "https://app.example.com"
 POLICY = CorsPolicy(frozenset({APP}))

@@ -3,7 +3,7 @@
 import pytest
 
 from flowfabric.core.base.errors import InvalidCredentials
-from flowfabric.server.credentials import bearer_token
+from flowfabric.server.caller.credentials import bearer_token
 
 
 @pytest.mark.parametrize("header", ["Bearer abc", "Bearer   abc "])

@@ -16,7 +16,7 @@ from flowfabric.core.limit.budget import Budget, Limit
 from flowfabric.core.limit.quota import Quota
 from flowfabric.engine.engine import Engine
 from flowfabric.server.app import create_app
-from flowfabric.server.authentication import Authentication
+from flowfabric.server.caller.authentication import Authentication
 from flowfabric.server.context import ServerContext
 
 UNKNOWN = ExecutionId.of(0, UUID(int=99))

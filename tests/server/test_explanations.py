@@ -10,8 +10,8 @@ from flowfabric.core.explain.limits import holder_reasons
 from flowfabric.core.explain.reasons import ReasonCode
 from flowfabric.core.explain.sentences import because
 from flowfabric.engine.engine import Engine
-from flowfabric.server.explanations import without_foreign_runs
-from flowfabric.server.overview_reader import PLACES, OverviewReader
+from flowfabric.server.caller.explanations import without_foreign_runs
+from flowfabric.server.dashboard.overview_reader import PLACES, OverviewReader
 from tests.kit.http import client_as, create, tenant, uuid_of
 from tests.kit.lab import Lab
 

@@ -6,9 +6,9 @@ import pytest
 from flowfabric.core.limit.quota import parse_rate
 from flowfabric.engine.engine import Engine
 from flowfabric.server.app import create_app
-from flowfabric.server.authentication import Authentication
+from flowfabric.server.caller.authentication import Authentication
+from flowfabric.server.caller.cors import CorsPolicy
 from flowfabric.server.context import ServerContext
-from flowfabric.server.cors import CorsPolicy
 from flowfabric.server.options import ServerOptions
 from tests.kit.http import EXECUTION, create
 

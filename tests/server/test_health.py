@@ -7,7 +7,7 @@ import httpx
 from flowfabric.core.base.errors import Unavailable
 from flowfabric.engine.engine import Engine
 from flowfabric.server.app import create_app
-from flowfabric.server.authentication import Authentication
+from flowfabric.server.caller.authentication import Authentication
 from flowfabric.server.context import ServerContext
 from tests.kit.http import error_of
 

@@ -98,7 +98,7 @@ async def test_a_rotation_that_takes_too_long_is_504(
         return Noop(kid)
 
     monkeypatch.setattr(engine.keys, "rotate", rotate)
-    monkeypatch.setattr("flowfabric.server.keys.ROTATION_TIME", 0.0)
+    monkeypatch.setattr("flowfabric.server.wait.keys.ROTATION_TIME", 0.0)
     with caplog.at_level(logging.INFO, "flowfabric.server.audit"):
         error_of(await http.post(URL, json=ROTATE), 504)
     assert _events(caplog) == ["waitpoint_hmac_rotation_timeout_http_504"]

@@ -20,7 +20,7 @@ from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.engine import Engine
 from flowfabric.metrics import instruments, store_gauges
 from flowfabric.server.app import create_app
-from flowfabric.server.authentication import Authentication
+from flowfabric.server.caller.authentication import Authentication
 from flowfabric.server.context import ServerContext
 from flowfabric.server.metrics import metrics_beside
 from flowfabric.server.options import ListenAddress, ServerOptions

@@ -6,7 +6,7 @@ import pytest
 
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.limit.quota import Rate
-from flowfabric.server.cors import CorsPolicy
+from flowfabric.server.caller.cors import CorsPolicy
 from flowfabric.server.options import (
     SETTINGS,
     ListenAddress,

@@ -11,7 +11,7 @@ from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.engine import Engine
 from flowfabric.server.app import create_app
-from flowfabric.server.authentication import Authentication
+from flowfabric.server.caller.authentication import Authentication
 from flowfabric.server.context import ServerContext
 from flowfabric.store.clock import ManualClock
 

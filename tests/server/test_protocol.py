@@ -5,7 +5,7 @@ from typing import cast
 
 import httpx
 
-from flowfabric.server.protocol import AT_ONCE, GatheredWrites
+from flowfabric.server.http.protocol import AT_ONCE, GatheredWrites
 from tests.kit.server_process import server_process
 
 

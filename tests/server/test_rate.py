@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from flowfabric.core.access.token import ANONYMOUS, AccessScope, Identity
 from flowfabric.core.limit.quota import parse_rate
-from flowfabric.server.rate import MAX_CALLERS, RateLimiter, caller_key
+from flowfabric.server.caller.rate import MAX_CALLERS, RateLimiter, caller_key
 
 TEN = parse_rate("10/s")
 

@@ -10,7 +10,7 @@ from flowfabric.core.base import errors
 from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.engine.engine import Engine
-from flowfabric.server.errors import answer_to
+from flowfabric.server.http.errors import answer_to
 from tests.kit.http import NOBODY, error_of
 
 pytestmark = pytest.mark.rules

@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from flowfabric.engine.engine import Engine
-from flowfabric.server import sse
 from flowfabric.server.context import ServerContext
+from flowfabric.server.http import sse
 from flowfabric.server.options import ServerOptions
 from flowfabric.server.run import Server
 from flowfabric.store.clock import ManualClock

@@ -8,10 +8,10 @@ import pytest
 
 from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.engine import Engine
-from flowfabric.server import shared_answers
 from flowfabric.server.app import create_app
-from flowfabric.server.authentication import Authentication
+from flowfabric.server.caller.authentication import Authentication
 from flowfabric.server.context import ServerContext
+from flowfabric.server.http import shared_answers
 
 RUNS = "/v1/executions/search"
 LIVE = {"cache-control": "max-age=2"}

@@ -7,9 +7,9 @@ from contextlib import aclosing
 import pytest
 
 from flowfabric.core.base.errors import NotFound
-from flowfabric.server import sse
 from flowfabric.server.context import ServerContext
-from flowfabric.server.sse import ServerEvent
+from flowfabric.server.http import sse
+from flowfabric.server.http.sse import ServerEvent
 
 
 async def allowed() -> None:

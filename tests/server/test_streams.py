@@ -10,7 +10,7 @@ from flowfabric.core.execution.frame import NewFrame, StreamMode
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.server.app import create_app
-from flowfabric.server.authentication import Authentication
+from flowfabric.server.caller.authentication import Authentication
 from flowfabric.server.context import ServerContext
 from flowfabric.server.options import ServerOptions
 from flowfabric.store.clock import ManualClock

@@ -10,11 +10,11 @@ import pytest
 from flowfabric.core.access.token import AccessScope, Identity
 from flowfabric.engine.engine import Engine
 from flowfabric.server.app import create_app
-from flowfabric.server.authentication import Authentication
+from flowfabric.server.caller.authentication import Authentication
+from flowfabric.server.caller.cors import CorsPolicy
+from flowfabric.server.caller.web_pages import is_own_name
 from flowfabric.server.context import ServerContext
-from flowfabric.server.cors import CorsPolicy
 from flowfabric.server.options import ServerOptions
-from flowfabric.server.web_pages import is_own_name
 from tests.kit.http import EXECUTION, KnownCaller, error_of
 
 pytestmark = pytest.mark.rules

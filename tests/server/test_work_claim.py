@@ -13,9 +13,9 @@ from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.step import Step
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.server.asgi import App
-from flowfabric.server.bounded_claims import BoundedClaims
 from flowfabric.server.context import ServerContext
+from flowfabric.server.http.asgi import App
+from flowfabric.server.worker.bounded_claims import BoundedClaims
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.queries import ClaimCall
 from tests.kit.http_work import HalfOpenCall, HttpWorker, client_of, error_of
@@ -461,7 +461,7 @@ async def test_claims_grow_slowly_after_large_payloads(
 async def test_steps_count_in_an_answer(
     worker: HttpWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowfabric.server.work.claims.MAX_ANSWER", 250)
+    monkeypatch.setattr("flowfabric.server.worker.work.claims.MAX_ANSWER", 250)
     ids = [await worker.submit() for _ in range(3)]
     for claim in (await worker.ask(limit=3)).json()["claims"]:
         await worker.do(claim, "steps", name="large", value="x" * 100)

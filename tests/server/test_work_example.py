@@ -18,8 +18,8 @@ import pytest
 
 from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.engine import Engine
-from flowfabric.server.asgi import App
 from flowfabric.server.context import ServerContext
+from flowfabric.server.http.asgi import App
 from flowfabric.store.open import open_store
 from tests.kit.http_server import serving
 from tests.kit.http_work import HttpWorker

@@ -9,10 +9,10 @@ from litestar import Litestar
 from flowfabric.core.base.errors import FlowFabricError, Overloaded, Unavailable
 from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.limit.budget import Budget, Limit
-from flowfabric.server import work
-from flowfabric.server.asgi import App
 from flowfabric.server.context import ServerContext
-from flowfabric.server.wire import Body
+from flowfabric.server.http.asgi import App
+from flowfabric.server.http.wire import Body
+from flowfabric.server.worker import work
 from flowfabric.store.clock import ManualClock
 from tests.kit.http import EXECUTION, uuid_of
 from tests.kit.http_work import HttpWorker, client_of, error_of

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from flowfabric.engine.engine import Engine
-from flowfabric.server.asgi import App
 from flowfabric.server.context import ServerContext
+from flowfabric.server.http.asgi import App
 from flowfabric.store.clock import ManualClock
 from tests.kit.http_work import HttpWorker, client_of, error_of, server_for
 from tests.kit.signalling import fresh

@@ -18,7 +18,7 @@ from flowfabric.core.wait.condition.model import (
     TimeoutOnly,
     Wildcard,
 )
-from flowfabric.server.work.conditions import parse_condition, reason_code
+from flowfabric.server.worker.work.conditions import parse_condition, reason_code
 from flowfabric.store.clock import ManualClock
 from tests.kit.http_work import HttpWorker, error_of
 from tests.kit.signalling import fresh

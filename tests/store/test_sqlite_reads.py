@@ -389,10 +389,13 @@ async def steps_of_claim(bench: Bench) -> int:
         steps += 1
         return 0
 
-    connection = bench.store.writer.session.connection
-    connection.set_progress_handler(count, 10)
+    # Set by the thread that writes: this one would hold Python's lock while it waits for a
+    # connection whose callback waits for Python's lock.
+    writer = bench.store.writer
+    await writer.run(lambda session: session.connection.set_progress_handler(count, 10))
     assert len(await bench.claim(limit=10, kinds=frozenset({"job"}))) == 10
-    connection.set_progress_handler(None, 0)
+    await writer.run(lambda session: session.connection.set_progress_handler(None, 0))
+    assert steps > 0
     return steps
 
 

@@ -79,7 +79,7 @@ class Touches(StrEnum):
     NAMESPACE = "namespace"
     """A namespace; none means all of them."""
     VALUE = "value"
-    """A value, or several, that say in which namespaces they are (`server/tenants.py`)."""
+    """A value, or several, that say in which namespaces they are (`server/remote/tenants.py`)."""
     SUBSCRIPTION = "subscription"
     """The name of a subscription, which is of the namespace that it reads."""
     WEBHOOK = "webhook"

@@ -2,7 +2,8 @@
 
 The routes of FlowFabric 0.15, which its clients rely on word for word, have files of their own:
 executions, flows, waitpoints, workers, budgets, quotas, keys and streams. What this server has
-beside them for the same nouns is in search, graphs, decisions, worker_reads and limit_settings.
+beside them for the same nouns is in search, graphs, decisions, the reads of workers and the
+settings of limits.
 """
 
 from functools import cache
@@ -11,44 +12,35 @@ from litestar import Litestar
 from litestar.exceptions import HTTPException
 
 from flowfabric.core.base.errors import FlowFabricError
-from flowfabric.server import (
-    approvals,
-    budgets,
+from flowfabric.server import health, metrics
+from flowfabric.server.caller import me
+from flowfabric.server.context import ServerContext
+from flowfabric.server.dashboard import changes, overview
+from flowfabric.server.dashboard import files as dashboard
+from flowfabric.server.execution import (
     bulk,
-    changes,
-    dashboard,
-    decisions,
-    engine_calls,
-    errors,
     events,
     executions,
-    flows,
-    graphs,
-    health,
-    keys,
-    lanes,
-    limit_settings,
-    me,
-    metrics,
-    overview,
-    quotas,
     schedules,
     search,
     streams,
-    waitpoints,
     webhooks,
-    work,
-    worker_reads,
-    workers,
 )
-from flowfabric.server.asgi import App
-from flowfabric.server.context import ServerContext
-from flowfabric.server.gateway import Gateway
-from flowfabric.server.limits import RequestLimits
-from flowfabric.server.methods import options_of
+from flowfabric.server.flow import flows, graphs
+from flowfabric.server.http import errors
+from flowfabric.server.http.asgi import App
+from flowfabric.server.http.gateway import Gateway
+from flowfabric.server.http.methods import options_of
+from flowfabric.server.http.request_limits import RequestLimits
+from flowfabric.server.http.shared_answers import SharedAnswers
+from flowfabric.server.http.wire import Body, BodyError
+from flowfabric.server.limit import budgets, lanes, quotas
+from flowfabric.server.limit import settings as limit_settings
 from flowfabric.server.openapi import OPENAPI, describe, openapi_document
-from flowfabric.server.shared_answers import SharedAnswers
-from flowfabric.server.wire import Body, BodyError
+from flowfabric.server.remote import engine_calls
+from flowfabric.server.wait import approvals, decisions, keys, waitpoints
+from flowfabric.server.worker import reads as worker_reads
+from flowfabric.server.worker import work, workers
 
 HANDLERS = [
     openapi_document,

@@ -7,14 +7,14 @@ from litestar import Request
 from msgspec import Struct, field
 
 from flowfabric.engine.engine import Engine
-from flowfabric.server.asgi import CONTEXT
-from flowfabric.server.authentication import Authentication
-from flowfabric.server.bounded_claims import BoundedClaims
-from flowfabric.server.change_feed import ChangeFeed
-from flowfabric.server.held_claims import HeldClaims
-from flowfabric.server.operations import Operations
+from flowfabric.server.caller.authentication import Authentication
+from flowfabric.server.dashboard.change_feed import ChangeFeed
+from flowfabric.server.dashboard.overview_reader import OverviewReader
+from flowfabric.server.http.asgi import CONTEXT
 from flowfabric.server.options import ServerOptions
-from flowfabric.server.overview_reader import OverviewReader
+from flowfabric.server.remote.operations import Operations
+from flowfabric.server.worker.bounded_claims import BoundedClaims
+from flowfabric.server.worker.held_claims import HeldClaims
 
 
 class ServerContext(Struct, eq=False):

@@ -14,8 +14,8 @@ from msgspec import UNSET, Struct, UnsetType
 from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.engine.engine import Engine
 from flowfabric.server.context import context_of
-from flowfabric.server.errors import ErrorBody, refusals
-from flowfabric.server.wire import respond
+from flowfabric.server.http.errors import ErrorBody, refusals
+from flowfabric.server.http.wire import respond
 
 log = logging.getLogger("flowfabric.server")
 

@@ -16,9 +16,9 @@ from litestar.exceptions import NotFoundException
 from flowfabric.core.access.token import AccessScope
 from flowfabric.metrics import CONTENT_TYPE, render
 from flowfabric.metrics.listener import listening
-from flowfabric.server.access import caller_of
+from flowfabric.server.caller.access import caller_of
+from flowfabric.server.caller.web_pages import is_own_name
 from flowfabric.server.context import ServerContext, context_of
-from flowfabric.server.web_pages import is_own_name
 
 _WITHOUT_CHARSET = CONTENT_TYPE.removesuffix("; charset=utf-8")
 """Litestar adds it."""

@@ -12,8 +12,8 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
 from msgspec import json
 
-from flowfabric.server.access import SCOPE
-from flowfabric.server.errors import BODIES, CHANGES, READS
+from flowfabric.server.caller.access import SCOPE
+from flowfabric.server.http.errors import BODIES, CHANGES, READS
 
 OPENAPI = OpenAPIConfig(
     title="FlowFabric",

@@ -20,7 +20,7 @@ from msgspec import Struct
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.time import MAX_SPAN, Millis, check_span
 from flowfabric.core.limit.quota import Rate, parse_rate
-from flowfabric.server.cors import CorsPolicy, parse_cors
+from flowfabric.server.caller.cors import CorsPolicy, parse_cors
 
 T = TypeVar("T")
 

@@ -21,12 +21,12 @@ from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.engine import Engine
 from flowfabric.metrics import enable
 from flowfabric.server.app import create_app
-from flowfabric.server.authentication import Authentication
+from flowfabric.server.caller.authentication import Authentication
 from flowfabric.server.context import ServerContext
+from flowfabric.server.http.protocol import GuardedProtocol
 from flowfabric.server.metrics import metrics_beside
 from flowfabric.server.options import ListenAddress, ServerOptions, check_exposure, warnings_of
 from flowfabric.server.processes import BACKLOG
-from flowfabric.server.protocol import GuardedProtocol
 
 log = logging.getLogger("flowfabric.server")
 

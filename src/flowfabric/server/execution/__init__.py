@@ -1,0 +1,1 @@
+"""Routes of executions: their life, streams and events, and schedules."""

@@ -1,0 +1,1 @@
+"""Routes of budgets, quotas and lanes."""

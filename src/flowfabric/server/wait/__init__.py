@@ -1,0 +1,1 @@
+"""Routes of waitpoints: signals, approvals, and the keys that sign their tokens."""

@@ -1,0 +1,74 @@
+"""Workers as operators look for them: which are there, and what each holds."""
+
+from typing import Any
+
+from litestar import Request, Response, get
+from litestar.params import FromPath, FromQuery
+
+from flowfabric.core.base.errors import Invalid
+from flowfabric.core.execution.registry import HeldLease, Presence
+from flowfabric.server.caller.access import caller_of, needs
+from flowfabric.server.context import engine_of
+from flowfabric.server.http.documents import document
+from flowfabric.server.http.parameters import (
+    MAX_PAGE,
+    Cursor,
+    Namespace,
+    PageLimit,
+    visible_namespace,
+)
+from flowfabric.server.http.shown import also, listing, page, shown
+from flowfabric.server.http.wire import respond
+
+
+@get(
+    "/v1/workers",
+    opt=needs("read", shows=page("workers", also(Presence, held=int, expires_at=int))),
+)
+async def list_workers(
+    request: Request[Any, Any, Any],
+    namespace: Namespace = None,
+    lane: FromQuery[str | None] = None,
+    kind: FromQuery[str | None] = None,
+    cursor: Cursor = None,
+    limit: PageLimit = MAX_PAGE,
+) -> Response[dict[str, Any]]:
+    """Live workers by namespace and instance, with what they hold according to the store."""
+    caller, workers = caller_of(request), engine_of(request).workers
+    place = visible_namespace(caller, namespace)
+    after = None if cursor is None else _read_cursor(cursor)
+    found = await workers.list(namespace=place, lane=lane, kind=kind, after=after, limit=limit)
+    held = await workers.held(found)
+    shown = [
+        {**document(entry), "held": leases, "expires_at": entry.expires_at}
+        for entry, leases in zip(found, held, strict=True)
+    ]
+    more = "~".join(found[-1].key) if len(found) == limit else None
+    return respond({"workers": shown, "next_cursor": more})
+
+
+@get(
+    "/v1/workers/{instance:str}/leases",
+    opt=needs("read", shows=listing("leases", shown(HeldLease))),
+)
+async def worker_leases(
+    request: Request[Any, Any, Any],
+    instance: FromPath[str],
+    namespace: Namespace = None,
+    limit: PageLimit = 100,
+) -> Response[dict[str, Any]]:
+    """The leases of one worker instance."""
+    caller = caller_of(request)
+    place = visible_namespace(caller, namespace)
+    found = await engine_of(request).workers.leases(instance, namespace=place, limit=limit)
+    return respond({"leases": [document(lease) for lease in found]})
+
+
+def _read_cursor(text: str) -> tuple[str, str]:
+    place, tilde, instance = text.partition("~")
+    if not tilde:
+        raise Invalid(f"not a cursor: {text[:80]!r}")
+    return place, instance
+
+
+HANDLERS = [list_workers, worker_leases]
