@@ -130,6 +130,12 @@ class Claim(Struct, frozen=True, gc=False):
         return self.snapshot.attempt_id_of(self.lease.attempt)
 
     @property
+    def may_have_steps(self) -> bool:
+        """Whether steps may have been recorded before this claim: a first attempt has none, unless
+        they were copied from another run."""
+        return self.lease.start is not Start.INITIAL or self.snapshot.life.seeded
+
+    @property
     def expires_at(self) -> Millis:
         return self.lease.expires_at
 

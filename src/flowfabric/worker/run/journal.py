@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from flowfabric.core.base.errors import LeaseLost
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Start
 from flowfabric.core.execution.step import Recorded, Step, TryName
 from flowfabric.core.execution.step_order import LOOSE, SKIPPED
 from flowfabric.engine.commit.shared_read import SharedRead
@@ -74,8 +73,7 @@ class Journal:
         self._positions: dict[tuple[str, int], int] = {}
         self._began: dict[tuple[str, int], Millis] = {}
         self._tries: dict[tuple[str, int], dict[int, Recorded]] = {}
-        first = self._claim.lease.start is Start.INITIAL and not life.seeded
-        self._loaded = first and not again
+        self._loaded = not (again or self._claim.may_have_steps)
         self._claimed = None if again else self._claim.steps
         self._loading = SharedRead()
         self.patches = Patches()
