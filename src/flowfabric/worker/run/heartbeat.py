@@ -19,6 +19,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from flowfabric.core.base.errors import Corruption, FlowFabricError, Locked, Unavailable
+from flowfabric.core.base.pages import in_pages
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Active, Ended, Snapshot
 from flowfabric.engine.commit.observer import watching
@@ -205,7 +206,7 @@ class Heartbeat:
             await self._renew(_Lent(self._spare, self._worker_loop, self._ttl / 3))
 
     async def _renew(self, store: "LeaseKeeper | _Lent") -> None:
-        for page in _pages([held for held in self._all() if not held.resting]):
+        for page in in_pages([held for held in self._all() if not held.resting], MAX_BATCH):
             await self._renew_page(store, page)
 
     async def _renew_page(self, store: "LeaseKeeper | _Lent", page: list[WorkerLease]) -> None:
@@ -245,7 +246,7 @@ class Heartbeat:
         """Loads runs whose lease was not checked for a while: one may have been cancelled."""
         limit = time.monotonic() - LOOK_EVERY * 0.9
         due = [held for held in self._all() if held.seen_at < limit and not held.resting]
-        for page in _pages(due):
+        for page in in_pages(due, MAX_BATCH):
             asked_at = time.monotonic()
             found = await load_each(store.load, [held.renewal.uuid for held in page])
             for held in page:
@@ -313,10 +314,6 @@ class Heartbeat:
     def _where(self) -> str:
         frame = sys._current_frames().get(self._worker_thread)
         return "".join(traceback.format_stack(frame)[-3:]) if frame else ""
-
-
-def _pages(held: list[WorkerLease]) -> list[list[WorkerLease]]:
-    return [held[start : start + MAX_BATCH] for start in range(0, len(held), MAX_BATCH)]
 
 
 def _loss(found: Snapshot | None, renewal: Renewal) -> Loss | None:
