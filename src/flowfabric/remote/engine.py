@@ -40,7 +40,7 @@ from flowfabric.core.execution.submission import Duplicate, Submission, Submitte
 from flowfabric.core.flow.graph import Graph, check_graph
 from flowfabric.core.wait.signal import Delivery
 from flowfabric.core.wait.token import Token
-from flowfabric.engine.commit.background import Background
+from flowfabric.engine.commit.background import Background, begun
 from flowfabric.engine.commit.batch import MAX_BYTES, MAX_ITEMS
 from flowfabric.engine.commit.post_commit import Subscriber
 from flowfabric.engine.commit.trace import Traces
@@ -306,11 +306,7 @@ class RemoteEvents(RemoteService):
     def _begin(self, after: int | None) -> "asyncio.Future[int] | None":
         """The cursor of now, requested at once: who follows from now on misses nothing that comes
         before the first iteration."""
-        if after is not None:
-            return None
-        begin: asyncio.Future[int] = asyncio.ensure_future(self._call("tail"))
-        begin.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return begin
+        return begun(self._call("tail")) if after is None else None
 
     async def _events(
         self, after: int, begin: "asyncio.Future[int] | None", filters: dict[str, Any]

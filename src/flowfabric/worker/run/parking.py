@@ -22,6 +22,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.step import Recorded, Step
 from flowfabric.core.wait.model import StepRef
 from flowfabric.core.wait.suspend import AlreadyMet, Suspend, Wait
+from flowfabric.engine.commit.background import begun
 from flowfabric.engine.engine import Engine
 from flowfabric.store.hints import NOTHING, Nudge, Topic
 from flowfabric.worker.errors import LOST, Unwind
@@ -252,8 +253,7 @@ class Parking:
         stays until that is done, for it is done for the waits of all branches."""
         asked = list(self._waiters)
         self._going_on = self._expecting = True
-        answering = asyncio.ensure_future(self._answer())
-        answering.add_done_callback(lambda done: done.cancelled() or done.exception())
+        answering = begun(self._answer())
         try:
             with self._branches.under_way():
                 try:
