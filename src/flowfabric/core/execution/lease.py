@@ -122,6 +122,13 @@ def present(snapshot: Snapshot | None, id: object = "") -> Snapshot:
     return snapshot
 
 
+def unended(snapshot: Snapshot | None) -> Snapshot:
+    snapshot = present(snapshot)
+    if isinstance(snapshot.state, Ended):
+        raise not_active(snapshot)
+    return snapshot
+
+
 def not_active(snapshot: Snapshot) -> NotActive:
     shape = vector(snapshot)
     return NotActive(

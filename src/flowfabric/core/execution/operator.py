@@ -35,6 +35,7 @@ from flowfabric.core.execution.lease import (
     not_active,
     present,
     required_fence,
+    unended,
 )
 from flowfabric.core.execution.model import (
     RANK_STEP,
@@ -267,9 +268,7 @@ def block(
 ) -> "Change[Blocked]":
     """Keeps an eligible execution from being claimed until it is unblocked. The sweep undoes
     a block that has a cause once the cause is gone."""
-    snapshot = present(snapshot)
-    if isinstance(snapshot.state, Ended):
-        raise not_active(snapshot)
+    snapshot = unended(snapshot)
     if not isinstance(snapshot.state, Ready):
         raise NotEligible(f"{snapshot.run} does not wait for a worker, so it cannot be blocked")
     if reason not in ADMISSION_BLOCKS:
