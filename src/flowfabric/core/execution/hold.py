@@ -11,7 +11,7 @@ from flowfabric.core.base.errors import NotEligible
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change, unchanged
-from flowfabric.core.execution.gate import admit
+from flowfabric.core.execution.gate import gated
 from flowfabric.core.execution.lease import unended
 from flowfabric.core.execution.model import Gate, Life, Ready, Snapshot, Suspended, Waiting
 from flowfabric.core.execution.status import Blocking, PublicState, public_state
@@ -59,6 +59,6 @@ def _moved(snapshot: Snapshot, now: Millis, life: Life) -> Snapshot:
         case Waiting(gate=Gate.UNSEALED) | Suspended():
             return snapshot.to(snapshot.state, life=life)
         case Waiting(next=next) | Ready(next=next):
-            return snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
+            return gated(snapshot, now, next, life)
         case _:
             raise NotEligible(f"{snapshot.run} has started; only a waiting run can be held back")
