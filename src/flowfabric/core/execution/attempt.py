@@ -17,7 +17,7 @@ from flowfabric.core.execution.attempts import (
     closing_attempts,
     from_lost_lease,
 )
-from flowfabric.core.execution.change import Change, unchanged
+from flowfabric.core.execution.change import Change, answered, unchanged
 from flowfabric.core.execution.ending import event_of
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.gate import admit, gated
@@ -391,8 +391,7 @@ def _end_failed(
         return unchanged(CleaningUp(snapshot.execution.id, life.cleanup.until))
     if life.cleanup is not None:
         change = cleanup_rules.end_after(snapshot, now, life.cleanup, failure=failure)
-        answer = TerminalFailed(snapshot.execution.id)
-        return Change(answer, change.before, change.after, change.events)
+        return answered(change, TerminalFailed(snapshot.execution.id))
     if life.undo_time is not None:
         return _undo(snapshot, now, failure, outcome, life.undo_time)
     ended = Ended(outcome=outcome, ended_at=now, attempt=lease.attempt, lease=lease)

@@ -1,7 +1,7 @@
 """A change: what a rule decided. It is written only if the versions it was decided on are
 current."""
 
-from typing import Generic, Never, TypeVar
+from typing import Generic, Never, TypeVar, cast
 from uuid import UUID
 
 from msgspec import Struct
@@ -125,9 +125,14 @@ def unchanged(outcome: T) -> Change[T]:
     return Change(outcome=outcome)
 
 
+def answered(change: "Change[object]", outcome: T) -> "Change[T]":
+    """The same change with another answer."""
+    return cast("Change[T]", replace(change, outcome=outcome))
+
+
 def refused(change: "Change[object]", error: FlowFabricError) -> "Change[Never]":
     """A change that is written although the caller gets an error (an expired lease)."""
-    return Change(error, change.before, change.after, change.events, change.attempts)
+    return cast("Change[Never]", replace(change, outcome=error))
 
 
 def fold(first: "Change[object]", second: "Change[object]") -> "Change[object]":

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import NotEligible
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.change import Change, unchanged
+from flowfabric.core.execution.change import Change, answered, unchanged
 from flowfabric.core.execution.ending import end, event_of
 from flowfabric.core.execution.event import ENDING_KINDS, Event, EventKind
 from flowfabric.core.execution.gate import admit
@@ -134,7 +134,7 @@ def end_after(
     reason = _reason(life, cleanup)
     change = end(snapshot, now, cleanup.outcome, ENDING_KINDS[cleanup.outcome], life, reason)
     answer = CleanedUp(snapshot.execution.id, public_state(change.after or snapshot))
-    return Change(answer, change.before, change.after, change.events)
+    return answered(change, answer)
 
 
 def compensate(

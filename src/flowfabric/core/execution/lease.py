@@ -4,7 +4,7 @@ A lease belongs to the execution, not to the attempt. Each lease has a higher ep
 it, and an owner with an older fence cannot change anything.
 """
 
-from typing import Never, TypeVar
+from typing import Never
 from uuid import UUID
 
 from msgspec import Struct
@@ -24,7 +24,7 @@ from flowfabric.core.base.numbers import check_kind_of
 from flowfabric.core.base.text import MAX_NAME, check_text
 from flowfabric.core.base.time import NO_TIME, Millis
 from flowfabric.core.execution.attempts import closing_attempts
-from flowfabric.core.execution.change import Change, refused, unchanged
+from flowfabric.core.execution.change import Change, answered, refused, unchanged
 from flowfabric.core.execution.event import Event, EventKind
 from flowfabric.core.execution.granted import AS_PLANNED, GivenAttempt, NewAttempt
 from flowfabric.core.execution.model import (
@@ -45,8 +45,6 @@ from flowfabric.core.execution.model import (
 )
 from flowfabric.core.execution.status import vector
 from flowfabric.core.execution.takeover import lost_life, marked, put_back
-
-T = TypeVar("T")
 
 DEFAULT_TTL = Millis(30_000)
 MAX_TTL = Millis(24 * 3_600_000)
@@ -197,7 +195,7 @@ def hold(
     change = renew(snapshot, now, owner, ttl, record=False)
     if change.after is None or not isinstance(change.outcome, Renewed):
         return change  # refused, such as one that has expired
-    return replace(change, outcome=change.after)
+    return answered(change, change.after)
 
 
 def lose(
@@ -262,7 +260,7 @@ def revoke(
     if lease_id is not None and lease_id != lease.id:
         raise StaleLease(f"{snapshot.run} has another lease")
     change = lose(snapshot, now, lease, revoked=True, reason=reason)
-    return _answer(change, Revoked(lease.id, snapshot.head.epoch))
+    return answered(change, Revoked(lease.id, snapshot.head.epoch))
 
 
 def mark_expired(
@@ -278,7 +276,7 @@ def mark_expired(
             return unchanged(AlreadySatisfied("not_yet_expired"))
         case Active(lease=lease):
             change = lose(snapshot, now, lease, revoked=False, grace=grace)
-            return _answer(change, MarkedExpired(snapshot.execution.id))
+            return answered(change, MarkedExpired(snapshot.execution.id))
         case _:
             return unchanged(AlreadySatisfied("not_active"))
 
@@ -347,10 +345,6 @@ def lease_event(
         worker=lease.worker,
         detail=given or None,
     )
-
-
-def _answer(change: "Change[Lease]", outcome: T) -> "Change[T]":
-    return Change(outcome, change.before, change.after, change.events, change.attempts)
 
 
 def _revocation(snapshot: Snapshot) -> str:

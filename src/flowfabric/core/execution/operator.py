@@ -20,7 +20,7 @@ from flowfabric.core.execution import attempt as owner_rules
 from flowfabric.core.execution import cleanup as cleanup_rules
 from flowfabric.core.execution.attempt import CleaningUp, RetryScheduled, TerminalFailed
 from flowfabric.core.execution.attempts import ATTEMPT_TIMEOUT, inline_attempts
-from flowfabric.core.execution.change import Change, fold, unchanged
+from flowfabric.core.execution.change import Change, answered, fold, unchanged
 from flowfabric.core.execution.cleanup import CleanedUp
 from flowfabric.core.execution.ending import end, event_of
 from flowfabric.core.execution.event import EventKind
@@ -138,11 +138,11 @@ def cancel(
         if (span := cleanup_rules.cleanup_time(snapshot)) is not None:
             why = life.cancel_reason or reason
             change = clean_up_first(snapshot, now, life, Outcome.CANCELLED, span, why)
-            return replace(change, outcome=CancelAnswer(id, Millis(now + span)))
+            return answered(change, CancelAnswer(id, Millis(now + span)))
     change = end(
         snapshot, now, Outcome.CANCELLED, EventKind.CANCELLED, life, life.cancel_reason or reason
     )
-    return Change(CancelAnswer(id), change.before, change.after, change.events)
+    return answered(change, CancelAnswer(id))
 
 
 def cancel_owned(
@@ -198,9 +198,9 @@ def expire_now(snapshot: Snapshot, now: Millis, reason: str) -> "Change[Expired]
     life = replace(snapshot.life, failure=Failure(message=reason, category="timeout"))
     if (span := life.undo_time) is not None and life.cleanup is None:
         begun = clean_up_first(snapshot, now, life, Outcome.EXPIRED, span, f"expired:{reason}")
-        return replace(begun, outcome=Expired(snapshot.execution.id))
+        return answered(begun, Expired(snapshot.execution.id))
     change = end(snapshot, now, Outcome.EXPIRED, EventKind.EXPIRED, life, f"expired:{reason}")
-    return Change(Expired(snapshot.execution.id), change.before, change.after, change.events)
+    return answered(change, Expired(snapshot.execution.id))
 
 
 def change_priority(
@@ -380,7 +380,7 @@ def _time_out(
         if isinstance(answer, TerminalFailed | CleaningUp)
         else answer
     )
-    return Change(outcome, change.before, change.after, change.events, change.attempts)
+    return answered(change, outcome)
 
 
 def _check_canceller(snapshot: Snapshot, owner: Owner) -> None:

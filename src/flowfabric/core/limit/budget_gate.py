@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.attempt import hand_back
-from flowfabric.core.execution.change import Change, unchanged
+from flowfabric.core.execution.change import Change, answered, unchanged
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.gate import gated
 from flowfabric.core.execution.lease import Owner, fence_of, lease_event
@@ -75,7 +75,7 @@ def take_back(snapshot: Snapshot | None, now: Millis, lease: Lease) -> "Change[b
         return unchanged(False)
     if lease.start not in STARTS:
         change = hand_back(snapshot, now, Owner.of(fence_of(snapshot, lease)))
-        return Change(True, change.before, change.after, change.events, change.attempts)
+        return answered(change, True)
     next = Next(lease.start, lease.attempt, _span(lease))
     after = gated(snapshot, now, next, snapshot.life)
     return Change(

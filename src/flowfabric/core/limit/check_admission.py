@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import Invalid, NotEligible
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.change import Change, unchanged
+from flowfabric.core.execution.change import Change, answered, unchanged
 from flowfabric.core.execution.lease import not_active
 from flowfabric.core.execution.model import (
     Active,
@@ -98,7 +98,7 @@ def give_back(snapshot: Snapshot | None, now: Millis, quota: str) -> "Change[Sna
                 raise NotEligible(f"{snapshot.run} is granted to a worker, which has its room")
             detail = f"its room in quota {quota} was given back"
             change = block(snapshot, now, str(Blocking.QUOTA), detail)
-            return Change(snapshot, change.before, change.after, change.events)
+            return answered(change, snapshot)
         case Active() | Lost():
             raise NotEligible(f"{snapshot.run} has started; it gives its room back when it ends")
         case _:

@@ -16,7 +16,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import NO_TIME, Millis
 from flowfabric.core.execution import cleanup as cleanup_rules
 from flowfabric.core.execution.attempts import SUSPENSION_TIMEOUT
-from flowfabric.core.execution.change import Change, unchanged
+from flowfabric.core.execution.change import Change, answered, unchanged
 from flowfabric.core.execution.ending import end, event_of
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.gate import gated
@@ -299,7 +299,7 @@ def _expired(
     snapshot: Snapshot, change: "Change[Any]", behaviour: Behaviour
 ) -> "Change[SuspensionExpired | AlreadySatisfied]":
     state = vector(change.after or snapshot).public
-    return replace(change, outcome=SuspensionExpired(snapshot.execution.id, behaviour, state))
+    return answered(change, SuspensionExpired(snapshot.execution.id, behaviour, state))
 
 
 def _overdue(suspension: Suspension, now: Millis) -> list[int]:
