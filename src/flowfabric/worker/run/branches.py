@@ -120,7 +120,7 @@ class Halt:
     def __init__(self) -> None:
         self.reason = ""
 
-    def __bool__(self) -> bool:
+    def is_stopped(self) -> bool:
         return bool(self.reason)
 
     def stop(self, reason: str) -> None:
@@ -255,7 +255,7 @@ class Branches:
             raise Invalid(f"{name!r} was asked for inside step {step!r}, which is recorded whole")
         if self.refused is not None:
             raise self.refused
-        if self.parked or self._halt.reason:
+        if self.parked or self._halt.is_stopped():
             raise Unwind(self._halt.reason)
         self._cancel.check()
 

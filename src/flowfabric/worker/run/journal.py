@@ -137,13 +137,13 @@ class Journal:
         now = self._now()
         if not self._lease.lasts_until(now):
             try:
-                await self._lease.confirm(self._engine, give_up=self._halt.__bool__)
+                await self._lease.confirm(self._engine, give_up=self._halt.is_stopped)
             except LeaseLost:
                 self._halt.stop(LOST)
             now = self._now()
         if self._cancel.notice is not None and self._cancel.is_over(now):
             self._halt.stop(LOST)
-        if self._halt.reason:
+        if self._halt.is_stopped():
             raise Unwind(self._halt.reason)
         return now
 
@@ -182,7 +182,7 @@ class Journal:
         else:
             write = partial(self._engine.attempts.record_step, self._claim, step)
         try:
-            await until_available(write, give_up=self._halt.__bool__)
+            await until_available(write, give_up=self._halt.is_stopped)
         except LeaseLost:
             self._halt.stop(LOST)
             raise
@@ -254,7 +254,7 @@ class Journal:
         self._learn(
             await until_available(
                 partial(self._engine.attempts.steps, self._claim.uuid, self.generation),
-                give_up=self._halt.__bool__,
+                give_up=self._halt.is_stopped,
             )
         )
 

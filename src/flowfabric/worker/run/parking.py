@@ -191,12 +191,12 @@ class Parking:
         try:
             await self._open_approvals()
             found = await until_available(
-                lambda: self._engine.suspensions.signals_so_far(self._claim), self._halt.__bool__
+                lambda: self._engine.suspensions.signals_so_far(self._claim), self._halt.is_stopped
             )
             if found in (0, self._looked_at) and not self._is_overdue():
                 return
             self._looked_at = found
-            if not self._branches.parked and not self._halt and await self._go_on():
+            if not self._branches.parked and not self._halt.is_stopped() and await self._go_on():
                 self._looked_at = -1
         finally:
             self._looking = False
@@ -221,7 +221,7 @@ class Parking:
                         lasting=True,
                         slot=binding.slot,
                     ),
-                    self._halt.__bool__,
+                    self._halt.is_stopped,
                 )
                 self._opened.add(binding.id)
 
@@ -239,7 +239,7 @@ class Parking:
         """Whether a signal for one of the waits may be there: the run has just found some, or it
         was claimed with some that nothing has used up."""
         waits = self._claim.snapshot.life.waits
-        if self._branches.parked or not self._asking() or self._halt:
+        if self._branches.parked or not self._asking() or self._halt.is_stopped():
             return False
         if self._expecting or waits is None:
             return self._expecting
@@ -283,7 +283,7 @@ class Parking:
         request = self._request(id, None, patches.steps, self._asking())
         try:
             steps = await until_available(
-                lambda: self._steps_of(request), give_up=self._halt.__bool__
+                lambda: self._steps_of(request), give_up=self._halt.is_stopped
             )
         except LeaseLost:
             self._halt.stop(LOST)

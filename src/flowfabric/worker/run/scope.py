@@ -109,7 +109,7 @@ class CallScope:
 
     def until_available(self, work: Callable[[], Awaitable[T]]) -> Coroutine[Any, Any, T]:
         """What `work` gives, however long the store is away, unless the run is stopped."""
-        return until_available(work, self.halt.__bool__)
+        return until_available(work, self.halt.is_stopped)
 
     def key_at(self, place: StepPlace) -> str:
         """An idempotency key: the same whenever the handler comes to this place, and at no
@@ -125,7 +125,7 @@ class CallScope:
         self.cancel.check()
 
     def _is_stopped(self) -> bool:
-        return bool(self.halt) or self.parked
+        return self.halt.is_stopped() or self.parked
 
     def expect_cancel(self, notice: CancelNotice | None, on_cancelled: Callable[[], None]) -> None:
         """`notice` is there if the run is being cancelled already. `on_cancelled` is called when
