@@ -125,14 +125,14 @@ def unchanged(outcome: T) -> Change[T]:
     return Change(outcome=outcome)
 
 
-def answered(change: "Change[object]", outcome: T) -> "Change[T]":
+def answered(change: "Change[object]", outcome: T | FlowFabricError) -> "Change[T]":
     """The same change with another answer."""
     return cast("Change[T]", replace(change, outcome=outcome))
 
 
 def refused(change: "Change[object]", error: FlowFabricError) -> "Change[Never]":
     """A change that is written although the caller gets an error (an expired lease)."""
-    return cast("Change[Never]", replace(change, outcome=error))
+    return answered(change, error)
 
 
 def fold(first: "Change[object]", second: "Change[object]") -> "Change[object]":
