@@ -555,13 +555,12 @@ def _info(snapshot: Snapshot) -> Info:
 
 
 def _description_at(detail: Detail, snapshot: Snapshot, now: Millis) -> Description:
-    """As it is seen at this moment, with what few executions have."""
+    """As it is seen at this moment."""
     seen = _description(detail, snapshot)
     return replace(
         seen,
         grant=grant_at(snapshot, now),
         waitpoint=_current_waitpoint(snapshot),
-        result_encoding=snapshot.life.result_encoding,
         touched_at=max(seen.touched_at, min(_admitted_at(snapshot), now)),
     )
 
@@ -603,6 +602,7 @@ def _description(detail: Detail, snapshot: Snapshot) -> Description:
         forked_at=execution.facts.forked_at,
         creator=execution.facts.creator,
         encoding=execution.facts.encoding,
+        result_encoding=life.result_encoding,
         key=execution.facts.key,
         tags=dict(sorted(detail.tags.items())),
     )
