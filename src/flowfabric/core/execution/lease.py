@@ -165,9 +165,16 @@ def enter(snapshot: Snapshot, now: Millis, owner: Owner) -> "Lease | Change[Neve
     if lease.expires_at <= now:
         expired = lose(snapshot, now, lease, revoked=False)
         return refused(expired, LeaseExpired(f"the lease of {snapshot.run} expired"))
-    if fence is not None and fence != fence_of(snapshot, lease):
-        raise StaleLease(f"{snapshot.run} has a newer lease, epoch {snapshot.head.epoch}")
+    if fence is not None:
+        check_current(snapshot, lease, fence)
     return lease
+
+
+def check_current(snapshot: Snapshot, lease: Lease, fence: Fence | None) -> None:
+    """Raises unless the fence is that of the lease."""
+    if fence != fence_of(snapshot, lease):
+        epoch = snapshot.head.epoch
+        raise StaleLease(f"{snapshot.run} is held under another fence, of epoch {epoch}")
 
 
 def renew(

@@ -28,9 +28,9 @@ from flowfabric.core.execution.gate import DELAYS, LOOK_AGAIN, cause_of_block, g
 from flowfabric.core.execution.lease import (
     AlreadySatisfied,
     Owner,
+    check_current,
     ended_by,
     enter,
-    fence_of,
     mark_expired,
     not_active,
     present,
@@ -421,8 +421,7 @@ def _check_canceller(snapshot: Snapshot, owner: Owner) -> None:
         case Lost(revoked=True):
             raise LeaseRevoked(why_revoked(snapshot))
         case Active(lease=lease):
-            if fence != fence_of(snapshot, lease):
-                raise StaleLease(f"{snapshot.run} has a newer lease, epoch {snapshot.head.epoch}")
+            check_current(snapshot, lease, fence)
         case _ if fence is not None:
             raise StaleLease(f"the fence is not the current one of {snapshot.run}")
         case _:
