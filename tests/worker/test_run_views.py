@@ -1,5 +1,6 @@
 """What a run tells in the types of the public API: `datetime`, attempts from 1, plain ids."""
 
+import asyncio
 from datetime import UTC, timedelta
 
 import pytest
@@ -133,7 +134,7 @@ async def test_attempts_count_from_one_and_have_datetimes(bench: Bench) -> None:
     assert [each.index for each in await bench.engine.views.attempts(run.id)] == [0, 1]
 
 
-async def test_the_attempts_of_no_run_are_not_found(bench: Bench) -> None:
+async def test_the_attempts_and_events_of_no_run_are_not_found(bench: Bench) -> None:
     @bench.fabric.task()
     async def job() -> None: ...
 
@@ -141,6 +142,9 @@ async def test_the_attempts_of_no_run_are_not_found(bench: Bench) -> None:
     run: Run[None] = Run((await job.submit())._client, gone)
     with pytest.raises(NotFound, match=f"run {NONE}"):
         await run.attempts()
+    with pytest.raises(NotFound, match=f"run {NONE}"):
+        async with asyncio.timeout(60):
+            await anext(run.follow())
 
 
 async def test_an_attempt_that_runs_has_not_ended(bench: Bench) -> None:

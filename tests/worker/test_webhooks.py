@@ -11,6 +11,7 @@ import pytest
 
 from flowfabric import Fabric, Invalid, NotFound, verify_webhook
 from flowfabric.core.execution.event import Family
+from flowfabric.core.execution.event_filter import encode_cursor
 from flowfabric.core.execution.event_views import EventView
 from flowfabric.core.execution.webhook import headers_of
 from flowfabric.store.clock import SystemClock
@@ -132,8 +133,9 @@ async def test_an_application_follows_events(bench: Bench) -> None:
             later = await anext(stream)
     assert isinstance(later, EventView)
     assert str(later.execution_id) == third
-    with pytest.raises(Invalid):
-        await anext(bench.fabric.events("nonsense"))
+    for wrong in ("nonsense", encode_cursor(1)[:-1], "AQAAAAAAAAAAAAAAAAAAAAA="):
+        with pytest.raises(Invalid):  # before the first iteration
+            bench.fabric.events(wrong)
 
 
 async def test_an_application_follows_events_from_its_call_on(bench: Bench) -> None:

@@ -381,8 +381,8 @@ def _due(
 def _expire_due(
     snapshot: Snapshot, now: Millis, jitter: float
 ) -> "Change[Expired | CleanedUp | RetryScheduled] | None":
-    """As `expire`, but for an attempt whose lease ran out before its timeout: its worker was lost,
-    which uses up no retry. The sweep may come late, because it was down as well."""
+    """As `expire`, but without an attempt whose lease ran out before its timeout: its worker was
+    lost, which uses up no retry. A sweep that was down as well finds both moments past."""
     if (ended := _end_in_time(snapshot, now)) is not None:
         return ended
     match snapshot.state:

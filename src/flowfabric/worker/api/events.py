@@ -13,6 +13,7 @@ from flowfabric.core.execution.event_filter import (
     EventFilter,
     check_filter,
     encode_cursor,
+    parse_cursor,
     parse_handled,
 )
 from flowfabric.core.execution.event_views import EventView, GapView, gap_view, view
@@ -68,6 +69,7 @@ class EventsApi:
         namespace, of these families (none: all), of runs with a tag. Continue later with the
         `cursor` of the last one. A GapView says that events were deleted before they were read."""
         wanted = check_filter(namespace, families, None if tag is None else one_tag(tag))
+        parse_cursor(cursor)  # a malformed one is refused here, not at the first iteration
         return self._events(wanted, cursor, self._begin(cursor))
 
     def _begin(self, cursor: str) -> "asyncio.Task[int] | None":

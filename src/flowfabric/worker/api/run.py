@@ -184,7 +184,9 @@ class Run(Generic[R_co]):
             cursor = page.cursor
 
     async def follow(self) -> AsyncGenerator[RunEvent, None]:
-        """The events of the run as they happen, until the run has ended."""
+        """The events of the run as they happen, until it has ended. Raises NotFound once it was
+        deleted."""
+        await self.state()  # or it would wait for the end of a run that is gone
         engine = await self._client.engine()
         async for event in engine.events.subscribe(after=0, execution=self.id):
             yield run_event(event)
