@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from flowfabric.cli import ending
 from tests.cli.terminal import APP, Cli, Worker
 
 
@@ -65,6 +66,15 @@ def test_waiting_shows_state_and_progress(cli: Cli, worker: Worker, tmp_path: Pa
         gate.touch()
     assert "active · on ada · 40 % waiting [for] the gate\n" in result.stderr
     assert "is still active after 1s" in result.stderr
+
+
+def test_waiting_says_after_a_while_why_no_worker_comes(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ending, "LOOK_EVERY", 0.001)
+    words = ("submit", APP, "greet", "--arg", "name=Bob", "--wait", "--timeout", "1s")
+    why = "no live worker takes work of namespace default"
+    assert f"\nwaiting · {why}\n" in cli(*words, code=1).stderr
 
 
 def test_waiting_on_a_terminal_has_one_line_that_changes(

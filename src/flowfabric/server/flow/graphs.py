@@ -59,7 +59,9 @@ class ShownPolicy(Struct, omit_defaults=True):
     on_satisfied: Rest | UnsetType = UNSET
 
 
-JOIN = also(Join, policy=ShownPolicy, running=int)
+NOTES = ("inputs", "last", "floors", "rounds")
+"""What the engine keeps in mind of a join, for passing results and for replays."""
+JOIN = also(Join, *NOTES, policy=ShownPolicy, running=int)
 MEMBER = also(Member, join=JOIN | None)
 
 
@@ -280,7 +282,7 @@ async def set_flow_tags(
 def _join(join: Join) -> dict[str, Any]:
     """`running` are the edges whose upstream has not ended."""
     shown = {"policy": _shown_policy(join.policy), "running": join.running}
-    return {**document(join), **shown}
+    return {**document(join, *NOTES), **shown}
 
 
 def _member(member: Member) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.execution.views import CleanupRequest
 from flowfabric.engine.flow.passing import counting_edges, passed_results
-from flowfabric.server.http.wire import Json
+from flowfabric.server.http.wire import Json, media_type
 from flowfabric.server.worker.work.answers import (
     CancelRequest,
     ClaimedRun,
@@ -222,5 +222,5 @@ def as_wire(data: bytes, encoding: str | None) -> tuple[Json, str | None]:
 
 
 def _is_json(encoding: str | None) -> bool:
-    kind = (encoding or "").partition(";")[0].strip().lower()
+    kind = media_type(encoding)
     return kind in ("json", "application/json") or kind.endswith("+json")
