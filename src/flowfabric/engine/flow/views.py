@@ -164,8 +164,8 @@ class FlowViews(Service):
         """The joins of a flow, by the execution that waits. All of them, unless a `limit` is given:
         then those of its first so many members."""
         if limit is not None:
-            page = await self.members(id, limit=limit)
-            return {member.id: member.join for member in page if member.join is not None}
+            first = await self.members(id, limit=limit)
+            return {each.id: each.join for each in first if each.join is not None}
         found: dict[ExecutionId, Join] = {}
         async for page in member_pages(self._context.store, parse_uuid(id, "flow")):
             for member in page:
