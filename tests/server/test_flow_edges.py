@@ -394,6 +394,24 @@ async def test_a_group_tells_how_many_upstreams_still_run(
     assert [each["join"]["running"] for each in members if each["join"]] == [1]
 
 
+async def test_a_large_flow_is_described_without_the_joins_of_all_members(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """coordination.md 1.10: the pages of its members have the others."""
+    monkeypatch.setattr("flowfabric.server.flow.graphs.GROUPS_SHOWN", 2)
+    flow = await create_flow(http)
+    hub, *others = [await add_member(http, flow) for _ in range(4)]
+    for revision, other in enumerate(others, 4):
+        await link(http, flow, hub, other, revision)
+    found = (await http.get(f"{URL}/{flow}")).json()
+    members = (await http.get(f"{URL}/{flow}/members")).json()["members"]
+    joins = {each["id"]: each["join"] for each in members}
+    assert found["nodes"] == len(joins) == 4
+    assert [id for id in joins if joins[id]] == sorted(others)
+    first_two = list(joins)[:2]
+    assert found["edge_groups"] == {id: joins[id] for id in first_two if joins[id]}
+
+
 async def test_the_ends_of_an_edge_are_tagged(http: httpx.AsyncClient) -> None:
     """server-sdk.md 1.2: an ExecutionId on the wire is `{fp:N}:<uuid>`."""
     flow = await create_flow(http)

@@ -321,6 +321,18 @@ async def test_runs_that_did_not_succeed_are_named(bench: Bench, tasks: Tasks) -
     assert await flow.state() is FlowState.FAILED
 
 
+async def test_of_many_runs_that_did_not_succeed_some_are_named(bench: Bench, tasks: Tasks) -> None:
+    async with bench.fabric.flow("nightly") as flow:
+        for number in range(7):
+            flow.add(tasks.boom, name=f"bad {number}")
+    await work(bench)
+    with pytest.raises(
+        FlowFailed, match=r"bad \d(, bad \d){4} and 2 more did not succeed"
+    ) as failed:
+        await flow.result(60)
+    assert len(failed.value.members) == 7
+
+
 async def test_a_result_may_not_come_in_time(bench: Bench, tasks: Tasks) -> None:
     async with bench.fabric.flow("nightly") as flow:
         flow.add(tasks.one)

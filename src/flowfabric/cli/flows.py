@@ -195,11 +195,16 @@ def _endings(flow: Flow) -> str:
 @command(app)
 async def show(engine: Engine, screen: Screen, flow: FlowId) -> None:
     """Show a flow: its state, the states of its members, and what it waits for."""
-    facts, drawn = await engine.flow_views.describe(flow), await engine.flow_views.graph(flow)
-    if facts is None:  # the graph was not found either
-        return
-    joins = [member for member in drawn.members if _is_pending(member.join)]
-    busy = [member for member in drawn.members if member.state in _BUSY]
+    facts = await engine.flow_views.describe(flow)
+    if facts is None:
+        raise NotFound("flow", flow)
+    found = pages(
+        lambda after, limit: engine.flow_views.members(flow, after=after, limit=limit),
+        lambda member: member.id,
+    )
+    members = [member async for member in found]
+    joins = [member for member in members if _is_pending(member.join)]
+    busy = [member for member in members if member.state in _BUSY]
     if screen.as_json:
         states = {str(state): number for state, number in facts.states.items() if number}
         inner = {

@@ -229,21 +229,24 @@ def seal(flow: Flow, now: Millis) -> FlowChange:
 
 
 def is_released(snapshot: Snapshot, *, closed: bool) -> bool:
-    """Whether a member is owed to be let go: it is held, or it waits for edges that cannot come,
+    """Whether a member is owed to be let go: it is held, or its join lacks edges that cannot come,
     since its flow is `closed`."""
     join = snapshot.life.join
-    lacks = join is not None and join.lacks_edges and isinstance(snapshot.state, Waiting)
+    lacks = join is not None and join.lacks_edges and not isinstance(snapshot.state, Ended)
     return snapshot.life.unsealed or (closed and lacks)
 
 
 def unseal(snapshot: Snapshot | None, now: Millis, *, closed: bool) -> "Change[object]":
     """Lets a member of a sealed or `closed` flow go: its join is judged, then the other gates are
-    asked. A closed flow takes no edges, so a join that lacks some is impossible."""
+    asked. A closed flow takes no edges, so a join that lacks some is impossible; of a member that
+    has begun it asks for those there are, or it would wait for ever when it is tried again."""
     if snapshot is None or not is_released(snapshot, closed=closed):
         return unchanged(None)
     join = snapshot.life.join
     if closed and join is not None and join.lacks_edges:
-        join = replace(join, state=JoinState.IMPOSSIBLE, fired_at=now)
+        waits = isinstance(snapshot.state, Waiting)
+        impossible = replace(join, state=JoinState.IMPOSSIBLE, fired_at=now)
+        join = impossible if waits else replace(join, policy=AllOf())
     return rejoined(snapshot, now, replace(snapshot.life, join=join, unsealed=False))
 
 

@@ -160,8 +160,12 @@ class FlowViews(Service):
         )
         return [_member(snapshot) for snapshot in found]
 
-    async def groups(self, id: UUID) -> dict[ExecutionId, Join]:
-        """The joins of a flow, by the execution that waits."""
+    async def groups(self, id: UUID, *, limit: int | None = None) -> dict[ExecutionId, Join]:
+        """The joins of a flow, by the execution that waits. All of them, unless a `limit` is given:
+        then those of its first so many members."""
+        if limit is not None:
+            first = await self.members(id, limit=limit)
+            return {each.id: each.join for each in first if each.join is not None}
         found: dict[ExecutionId, Join] = {}
         async for page in member_pages(self._context.store, parse_uuid(id, "flow")):
             for member in page:

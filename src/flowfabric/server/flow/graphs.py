@@ -36,6 +36,8 @@ from flowfabric.server.http.parameters import (
 from flowfabric.server.http.shown import also, by_name, entry, members, page, shown, word_of
 from flowfabric.server.http.wire import U32, read_id, read_member, read_uuid_text, respond
 
+GROUPS_SHOWN = 1_000
+
 States = Annotated[
     list[FlowState] | None, QueryParameter(name="state", description="Only in these; repeatable")
 ]
@@ -124,12 +126,12 @@ async def describe_flow(
     request: Request[Any, Any, Any], id: FromPath[str]
 ) -> Response[dict[str, Any]]:
     """One flow: its state by its members, its graph revision, how many members are in which state,
-    its joins."""
+    the joins of its first 1,000 members. `/members` has those of all, by pages."""
     key, engine = await find_flow(request, id), engine_of(request)
     found = await engine.flow_views.describe(key)
     if found is None:
         raise NotFound("flow", id)
-    joins = await engine.flow_views.groups(key)
+    joins = await engine.flow_views.groups(key, limit=GROUPS_SHOWN)
     return respond(
         {
             **_shown(found.flow),

@@ -41,7 +41,7 @@ NAMES = UUID("6d3f3b1e-5b0c-5c57-9d4e-6f0a5e3c9b10")
 """The namespace of the ids of flows with a key."""
 
 MAX_NAMED = 5
-"""How many nodes a timeout names."""
+"""How many nodes an error names."""
 
 UNDECLARED = "it is created when its block ends: ask for its result after that"
 
@@ -396,8 +396,7 @@ async def _timeout(engine: Engine, flow: UUID, report: str) -> ResultTimeout:
     state = graph.flow.state.name.lower()
     unended = [each for each in graph.members if each.state not in ENDED]
     waits = sorted(f"{each.name} ({each.state})" for each in unended)
-    more = f" and {len(waits) - MAX_NAMED} more" if len(waits) > MAX_NAMED else ""
-    why = f"it waits for {', '.join(waits[:MAX_NAMED])}{more}" if waits else ""
+    why = f"it waits for {_some(waits)}" if waits else ""
     return ResultTimeout("flow", flow, state=state, why=why, report=report)
 
 
@@ -409,7 +408,12 @@ async def failed(engine: Engine, flow: Flow) -> FlowFailed:
     names = tuple(
         member.name for member in graph.members if member.state in bad and not member.spared
     )
-    return FlowFailed(str(flow.id), f"{', '.join(names[:10])} did not succeed", names)
+    return FlowFailed(str(flow.id), f"{_some(names)} did not succeed", names)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def decoded(result: bytes | None, node: Node[Any]) -> Any:
