@@ -252,7 +252,10 @@ class Branches:
     def _check_calls(self, name: str) -> None:
         """The handler may call: it is not in a step, not refused, not parked and not stopped."""
         if (step := inside_step.get()) is not None:
-            raise Invalid(f"{name!r} was asked for inside step {step!r}, which is recorded whole")
+            raise Invalid(
+                f"{name!r} was asked for inside step {step!r}: steps do not nest; ask for it in "
+                "the handler, before or after that step"
+            )
         if self.refused is not None:
             raise self.refused
         if self.parked or self._halt.reason:
