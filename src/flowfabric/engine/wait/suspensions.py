@@ -26,6 +26,7 @@ from flowfabric.core.wait import resume
 from flowfabric.core.wait import suspend as rules
 from flowfabric.core.wait import waitpoint as waitpoint_rules
 from flowfabric.core.wait.condition.model import AllTrue, AnyTrue, is_answerable
+from flowfabric.core.wait.credential import needs_of_tokens, revoked_at
 from flowfabric.core.wait.keyring import Key, Keyring, verifies
 from flowfabric.core.wait.model import (
     NO_WAITS,
@@ -37,7 +38,6 @@ from flowfabric.core.wait.model import (
 )
 from flowfabric.core.wait.request import Suspend, WaitpointUse, check_suspend
 from flowfabric.core.wait.resume import RESUMED, TIMED_OUT, SuspensionExpired
-from flowfabric.core.wait.signal import needs_of_tokens, revoked_at
 from flowfabric.core.wait.suspend import AlreadyMet, NotMet, NowSuspended
 from flowfabric.core.wait.terms import check_approver, check_decision, check_terms
 from flowfabric.core.wait.token import Token, TokenClaims, mint
