@@ -268,6 +268,33 @@ async def test_only_the_last_suspension_of_this_attempt_is_observed(lab: Lab) ->
         assert await lab.engine.suspensions.observe(FencedExecution(id, claim.owner)) == []
 
 
+@pytest.mark.parametrize("end", ["complete", "fail", "cancel"])
+async def test_an_attempt_that_has_ended_observes_what_resumed_it(lab: Lab, end: str) -> None:
+    """§3.37: of the last suspension of the attempt, whatever became of the attempt."""
+    claim = await lab.running()
+    answer = await suspend(lab, claim)
+    await signal(lab, claim.id, answer.primary, "first")
+    again = await lab.claim_one()
+    if end == "cancel":
+        await lab.engine.executions.cancel(claim.id, reason="enough")
+    else:
+        await (lab.complete if end == "complete" else lab.fail)(again)
+    assert [heard.name for heard in await lab.engine.suspensions.observe(again)] == ["first"]
+    await lab.engine.executions.replay(claim.id)
+    assert await lab.engine.suspensions.observe(await lab.claim_one()) == []
+
+
+async def test_nothing_is_observed_of_a_suspension_that_ended_with_its_execution(lab: Lab) -> None:
+    """§3.37: the last one was not resumed, though one before it was."""
+    claim = await lab.running()
+    answer = await suspend(lab, claim)
+    await signal(lab, claim.id, answer.primary)
+    again = await lab.claim_one()
+    await suspend(lab, again)
+    await lab.engine.executions.cancel(claim.id, reason="enough")
+    assert await lab.engine.suspensions.observe(again) == []
+
+
 # -- taking it up again
 
 

@@ -571,11 +571,13 @@ def _survived(before: State, after: State, life: Life) -> bool:
 def _still_open(waits: Waits, state: State) -> Waits:
     """What an execution still waits for in a new state: no suspension unless it is suspended, and
     no waitpoint of an attempt that does not continue. Waitpoints of the execution itself survive
-    its end: they accept no signals, but a replay finds them again."""
+    its end: they accept no signals, but a replay finds them again. A suspension that ends with the
+    execution was not resumed, whatever ended the one before it."""
     if isinstance(state, Ended):
         known = {p.id: p for p in (*waits.pending, *waits.active) if p.attempt is None}
         lasting = tuple(replace(p, counted=0) for p in known.values())
-        return Waits(signals=waits.signals, internal=waits.internal, pending=lasting)
+        last = waits.last if waits.suspension is None else None
+        return Waits(signals=waits.signals, internal=waits.internal, pending=lasting, last=last)
     suspension = waits.suspension if isinstance(state, Suspended) else None
     pending = waits.pending
     if pending:

@@ -15,6 +15,7 @@ from flowfabric.core.execution.step import Step
 from flowfabric.core.wait.condition.check import check_condition, check_names, check_references
 from flowfabric.core.wait.condition.model import Condition, Single, TimeoutOnly
 from flowfabric.core.wait.model import Behaviour, ResumePolicy, StepRef, Terms
+from flowfabric.core.wait.terms import check_terms
 
 PAST_TOLERANCE = Millis(600_000)
 REQUESTERS = frozenset({"worker", "operator", "policy", "system_timeout_policy"})
@@ -90,10 +91,25 @@ class Suspend(Struct, frozen=True, kw_only=True):
         return tuple([b.id for b in self.bindings if b.use is not either or not b.lasting])
 
 
-def check_suspend(request: Suspend, now: Millis) -> Suspend:
+def check_suspend(request: object, now: Millis) -> Suspend:
     """The request if it makes sense; it is refused before the store is touched otherwise."""
+    request = check_kind_of(request, Suspend, "request")
     if not check_kind_of(request.waits, tuple, "waits"):
         raise Invalid("waitpoints_empty")
+    _check_words(request)
+    for wait in request.waits:
+        _check_wait(check_kind_of(wait, Wait, "wait"), now)
+    if request.until is not None:
+        check_moment(request.until, "until")
+    for step in check_kind_of(request.steps, tuple, "steps"):
+        check_shape(step, Step, "step")
+    for binding in request.bindings:
+        if binding.terms is not None:
+            check_terms(binding.terms)
+    return request
+
+
+def _check_words(request: Suspend) -> None:
     check_kind_of(request.id, UUID, "suspension id")
     check_one_of(request.requested_by, REQUESTERS, "requested_by")
     check_text(request.reason, "reason", limit=MAX_REASON)
@@ -101,13 +117,6 @@ def check_suspend(request: Suspend, now: Millis) -> Suspend:
         check_text(request.continuation, "continuation", limit=MAX_REASON)
     if request.idempotency_key is not None:
         check_text(request.idempotency_key, "idempotency key", limit=MAX_KEY)
-    for wait in request.waits:
-        _check_wait(check_kind_of(wait, Wait, "wait"), now)
-    if request.until is not None:
-        check_moment(request.until, "until")
-    for step in check_kind_of(request.steps, tuple, "steps"):
-        check_shape(step, Step, "step")
-    return request
 
 
 def _check_wait(wait: Wait, now: Millis) -> None:

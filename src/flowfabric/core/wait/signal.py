@@ -8,7 +8,6 @@ says which waits it counts for, and `resume` continues an execution that it sati
 
 from uuid import UUID
 
-import msgspec
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
@@ -19,7 +18,6 @@ from flowfabric.core.base.errors import (
     NotFound,
     NotSignalable,
     SignalLimitExceeded,
-    TokenRevoked,
     TokenUsed,
     WaitpointClosed,
 )
@@ -30,7 +28,7 @@ from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.lease import present
 from flowfabric.core.execution.model import Ended, Snapshot, Suspended
 from flowfabric.core.execution.step import Step
-from flowfabric.core.wait.keyring import Keyring
+from flowfabric.core.wait.credential import Credential, check_token, revocation_keys
 from flowfabric.core.wait.match import SignalMatch, id_key, match_signal, source_key
 from flowfabric.core.wait.model import (
     NO_WAITS,
@@ -46,7 +44,7 @@ from flowfabric.core.wait.model import (
     dedup_key,
 )
 from flowfabric.core.wait.resume import SuspensionEnd, end_suspension
-from flowfabric.core.wait.token import Token, TokenClaims, verify
+from flowfabric.core.wait.token import TokenClaims, verify
 
 DEDUP_TTL = Millis(86_400_000)
 MAX_SIGNAL_PAYLOAD = 256 * 1024
@@ -77,13 +75,6 @@ class Delivery(Struct, frozen=True, kw_only=True):
     internal: bool = False
 
 
-class Credential(Struct, frozen=True):
-    """How a sender proves itself: by a token, checked with the keys of the store."""
-
-    ring: Keyring
-    token: Token | str | None
-
-
 class Accepted(Struct, frozen=True):
     signal: UUID
     effect: Effect
@@ -105,9 +96,7 @@ def needs_to_deliver(
     """What `deliver` reads. `claims` are what the token says, unverified."""
     if snapshot is None:
         return None
-    keys = [_revoked_key(delivery.waitpoint, "")]
-    if claims is not None:
-        keys.append(_revoked_key(delivery.waitpoint, claims.id))
+    keys = list(revocation_keys(delivery.waitpoint, claims))
     waits = snapshot.life.waits or NO_WAITS
     if waits.signals:
         keys += _keys_of_signals(delivery, claims)
@@ -408,81 +397,6 @@ def _check_allowed(terms: Terms, delivery: Delivery) -> None:
         raise NotAllowed("the sender is not one of the approvers")
 
 
-# -- looking, with a token alone
-
-
-def needs_to_look(
-    snapshot: Snapshot | None, waitpoint: UUID, claims: TokenClaims | None
-) -> Needs | None:
-    """What `check_token` reads. `claims` are what the token says, unverified."""
-    if snapshot is None:
-        return None
-    ids = {"", "" if claims is None else claims.id}
-    dedup = tuple(_revoked_key(waitpoint, id) for id in sorted(ids))
-    return Needs(snapshot.execution.uuid, waitpoints=(waitpoint,), dedup=dedup)
-
-
-def check_token(
-    loaded: Loaded, now: Millis, waitpoint: UUID, credential: Credential
-) -> tuple[Waitpoint, TokenClaims | None]:
-    """The waitpoint, and what the token is limited to; raises unless the token is good for it."""
-    row = loaded.waitpoints.get(waitpoint)
-    claims = verify(credential.ring, row, credential.token, now)
-    _check_revoked(loaded, waitpoint, claims, row)
-    if row is None:
-        raise NotFound("waitpoint", waitpoint)
-    return row, claims
-
-
-# -- taking tokens back
-
-
-def needs_of_tokens(snapshot: Snapshot | None, waitpoint: UUID) -> Needs | None:
-    """What must be read to issue a token, or to revoke some."""
-    if snapshot is None:
-        return None
-    dedup = (_revoked_key(waitpoint, ""),)
-    return Needs(snapshot.execution.uuid, waitpoints=(waitpoint,), dedup=dedup)
-
-
-def revoke(
-    snapshot: Snapshot | None, now: Millis, loaded: Loaded, waitpoint: UUID, token_id: str
-) -> "Change[None]":
-    """Revokes a token (by the id in its claims), or with an empty id every token of the waitpoint
-    that was issued so far."""
-    snapshot = present(snapshot)
-    row = loaded.waitpoints.get(waitpoint)
-    if row is None:
-        raise NotFound("waitpoint", waitpoint)
-    if isinstance(snapshot.state, Ended) and row.attempt is not None:
-        return unchanged(None)  # one that outlives attempts is opened again by a replay
-    # After those were revoked, tokens are issued a moment later.
-    before = revoked_at(loaded, waitpoint)
-    at = now if before is None else max(now, before + 1)
-    record = DedupRecord(_revoked_key(waitpoint, token_id), doc=msgspec.json.encode(at))
-    # The version moves, so that a delivery decided before is decided again.
-    return Change(None, snapshot, snapshot.to(snapshot.state), dedup=(record,))
-
-
-def revoked_at(loaded: Loaded, waitpoint: UUID) -> Millis | None:
-    """When every token of a waitpoint issued so far was revoked, the last time."""
-    if not loaded.dedup:
-        return None
-    everything = loaded.dedup.get(_revoked_key(waitpoint, ""))
-    return None if everything is None else Millis(msgspec.json.decode(everything.doc, type=int))
-
-
-def _check_revoked(
-    loaded: Loaded, waitpoint: UUID, claims: TokenClaims | None, row: Waitpoint | None
-) -> None:
-    until = revoked_at(loaded, waitpoint)
-    issued = claims.issued_at if claims is not None else row.created_at if row else NO_TIME
-    if until is not None and issued <= until:
-        raise TokenRevoked("every token issued before was revoked")
-    if claims is not None and _revoked_key(waitpoint, claims.id) in loaded.dedup:
-        raise TokenRevoked("the token was revoked")
-
-
 # -- dedup records: what they say, and their keys
 
 
@@ -509,7 +423,3 @@ def _used_key(delivery: Delivery, claims: TokenClaims) -> bytes:
 
 def _approver_key(delivery: Delivery, approver: str) -> bytes:
     return dedup_key("approver", delivery.waitpoint.bytes, approver)
-
-
-def _revoked_key(waitpoint: UUID, token_id: str) -> bytes:
-    return dedup_key("revoked", waitpoint.bytes, token_id)

@@ -24,12 +24,12 @@ from flowfabric.core.execution.lease import present
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.wait import channel
 from flowfabric.core.wait import signal as rules
+from flowfabric.core.wait.credential import Credential, check_token, needs_of_tokens, revoke
 from flowfabric.core.wait.model import Loaded, ReceivedSignal
 from flowfabric.core.wait.signal import (
     APPROVAL,
     DEDUP_TTL,
     MAX_SIGNAL_PAYLOAD,
-    Credential,
     Delivery,
     SignalAnswer,
 )
@@ -141,12 +141,12 @@ class Signals(Service):
         kid, claims = peek_with_kid(token)
         credential = Credential(await self._context.ring.for_token(kid), token)
         snapshot = await self._load(id)
-        needs = rules.needs_to_look(snapshot, target, claims)
+        needs = needs_of_tokens(snapshot, target, claims)
         loaded = Loaded({}, {}, [])
         if needs is not None:
             (loaded,) = await self._context.store.load_needs([needs])
         now = self._now()
-        row, verified = rules.check_token(loaded, now, target, credential)
+        row, verified = check_token(loaded, now, target, credential)
         return asked_decision(present(snapshot), now, row, verified)
 
     async def revoke(self, id: str, waitpoint: UUID, token: Token | str | None = None) -> None:
@@ -158,8 +158,8 @@ class Signals(Service):
         token_id = "" if claims is None else claims.id
         await self._decide_loaded(
             id,
-            lambda found: rules.needs_of_tokens(found, target),
-            rules.revoke,
+            lambda found: needs_of_tokens(found, target),
+            revoke,
             target,
             token_id,
         )

@@ -12,7 +12,6 @@ from flowfabric.core.base.errors import AlreadySuspended, Invalid, NoSigningKey,
 from flowfabric.core.base.ids import ExecutionId, parse_uuid
 from flowfabric.core.base.numbers import check_flag, check_kind_of, check_limit, check_names
 from flowfabric.core.base.text import (
-    MAX_NAME,
     MAX_REASON,
     check_namespace,
     check_signal_name,
@@ -27,9 +26,9 @@ from flowfabric.core.wait import resume
 from flowfabric.core.wait import suspend as rules
 from flowfabric.core.wait import waitpoint as waitpoint_rules
 from flowfabric.core.wait.condition.model import AllTrue, AnyTrue, is_answerable
+from flowfabric.core.wait.credential import needs_of_tokens, revoked_at
 from flowfabric.core.wait.keyring import Key, Keyring, verifies
 from flowfabric.core.wait.model import (
-    MAX_VALUE,
     NO_WAITS,
     Loaded,
     Needs,
@@ -39,8 +38,8 @@ from flowfabric.core.wait.model import (
 )
 from flowfabric.core.wait.request import Suspend, WaitpointUse, check_suspend
 from flowfabric.core.wait.resume import RESUMED, TIMED_OUT, SuspensionExpired
-from flowfabric.core.wait.signal import needs_of_tokens, revoked_at
 from flowfabric.core.wait.suspend import AlreadyMet, NotMet, NowSuspended
+from flowfabric.core.wait.terms import check_approver, check_decision, check_terms
 from flowfabric.core.wait.token import Token, TokenClaims, mint
 from flowfabric.core.wait.waitpoint import NewWaitpoint, OpenWaitpoint, WaitpointsClosed
 from flowfabric.engine.commit.batch import Batcher
@@ -53,7 +52,6 @@ log = logging.getLogger("flowfabric.suspensions")
 
 PAGE = 100
 MAX_PAGE = 1000
-MAX_APPROVERS = 100
 KNOWN = 5_000
 """Most rows of waitpoints, and most of their tokens, that are kept in memory."""
 
@@ -107,7 +105,7 @@ class Suspensions(Service):
         lease is kept. A repeat with the same idempotency key gets the first answer."""
         if isinstance(owned, str) and self._attempts.open(owned).kind is HandleKind.SUSPENDED:
             raise AlreadySuspended("the handle has given up its lease: the run is suspended")
-        wanted = _checked(request, self._now())
+        wanted = check_suspend(request, self._now())
         id, owner = self._attempts.unpack(owned)
         wanted = await self._signed(wanted)
         held = owned.snapshot if isinstance(owned, Claim) else None
@@ -126,7 +124,7 @@ class Suspensions(Service):
     async def go_on(self, claim: Claim, request: Suspend) -> AlreadyMet | None:
         """Ends waits that kept signals satisfy, and records their steps; None when there is
         nothing to go on with. The lease is kept either way."""
-        wanted = await self._signed(_checked(request, self._now()))
+        wanted = await self._signed(check_suspend(request, self._now()))
         id, owner = self._attempts.unpack(claim)
         met = await self._met(id, owner, wanted, few=True)
         if isinstance(met, NotMet) and met.partly:
@@ -304,8 +302,8 @@ class Suspensions(Service):
         claims = TokenClaims(
             id=self._fresh().hex,
             issued_at=max(now, issued_at or now),
-            approver=None if approver is None else _named(approver, "approver"),
-            decisions=tuple(_decision(name) for name in names),
+            approver=None if approver is None else check_approver(approver),
+            decisions=tuple(check_decision(name) for name in names),
             expires_at=None if span is None else Millis(now + span),
             single_use=check_flag(single_use, "single_use"),
         )
@@ -336,7 +334,7 @@ class Suspensions(Service):
         claims = TokenClaims(
             id=f"again:{approver or ''}",
             issued_at=row.created_at,
-            approver=None if approver is None else _named(approver, "approver"),
+            approver=None if approver is None else check_approver(approver),
             expires_at=None if expires_at is None else check_moment(expires_at, "expires_at"),
             single_use=approver is not None,
         )
@@ -506,48 +504,6 @@ def _bound(known: dict[Any, Any]) -> None:
     """Makes room for one more."""
     if len(known) >= KNOWN:
         del known[next(iter(known))]
-
-
-def check_terms(terms: object) -> Terms:
-    """`terms` if they can be met and stored."""
-    checked = check_kind_of(terms, Terms, "terms")
-    for what, given in (("decision", checked.decisions), ("approver", checked.approvers)):
-        names = check_names(given, f"{what}s")
-        if len(names) > MAX_APPROVERS:
-            raise Invalid(f"{len(names)} {what}s, the limit is {MAX_APPROVERS}")
-        for name in names:
-            _decision(name) if what == "decision" else _named(name, what)
-        if len(set(names)) != len(names):
-            raise Invalid(f"the same {what} is named twice")
-    if checked.about is not None:
-        check_text(checked.about, "digest", limit=MAX_NAME)
-    if checked.value is not None:
-        check_text(checked.value, "the value of an approval", limit=MAX_VALUE)
-    return replace(checked, decisions=tuple(checked.decisions), approvers=tuple(checked.approvers))
-
-
-def _decision(name: object) -> str:
-    """A decision is the name of the signal that makes it."""
-    text = check_signal_name(name, "decision")
-    if not text:
-        raise Invalid("a decision needs a name")
-    return text
-
-
-def _named(name: object, what: str) -> str:
-    text = check_text(name, what, limit=MAX_NAME)
-    if not text:
-        raise Invalid(f"every {what} needs a name")
-    return text
-
-
-def _checked(request: Suspend, now: Millis) -> Suspend:
-    wanted = check_suspend(check_kind_of(request, Suspend, "request"), now)
-    for binding in wanted.bindings:
-        parse_uuid(binding.id, "waitpoint")
-        if binding.terms is not None:
-            check_terms(binding.terms)
-    return wanted
 
 
 def _signable(ring: Keyring, waitpoint: Waitpoint, now: Millis) -> Waitpoint:

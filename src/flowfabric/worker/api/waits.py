@@ -42,8 +42,8 @@ from flowfabric.core.wait.model import (
     Waitpoint,
 )
 from flowfabric.core.wait.request import Binding, Wait, WaitpointUse
+from flowfabric.core.wait.terms import MAX_APPROVERS, check_terms
 from flowfabric.core.wait.token import Token
-from flowfabric.engine.wait.suspensions import MAX_APPROVERS, check_terms
 from flowfabric.worker.api.approval import (
     APPROVED,
     DECISIONS,

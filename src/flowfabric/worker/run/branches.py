@@ -294,8 +294,8 @@ class Branches:
 
     # -- where the record ends
 
-    def resume(self, branch: Branch) -> None:
-        """A wait of the branch has ended: it goes on as if that had been recorded before."""
+    def answered(self, branch: Branch) -> None:
+        """A wait of the branch was answered: it goes on as if that had been recorded before."""
         if LOOSE not in branch.path:
             self.replaying.add(branch)
 

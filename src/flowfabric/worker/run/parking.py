@@ -284,7 +284,7 @@ class Parking:
                 self._branches.begin()  # until it is taken
                 if waiter.racer is not None:
                     waiter.racer.reach(record)
-                    self._branches.resume(waiter.branch)
+                    self._branches.answered(waiter.branch)
         return bool(ended)
 
     async def _ended_by_signals(self) -> dict[StepPlace, Recorded]:
