@@ -1,6 +1,7 @@
 """Tool calls as durable steps: recorded, approved with their arguments, paid from budgets."""
 
 import asyncio
+import functools
 from typing import Any
 
 import pydantic
@@ -12,6 +13,7 @@ from flowfabric import (
     Context,
     Fabric,
     Invalid,
+    RunFailed,
     SyncContext,
     testing,
 )
@@ -72,6 +74,31 @@ async def test_a_call_that_is_made_again_has_the_same_key(bench: Bench, till: Ti
     await bench.work_through(run)
     failed, first, second = till.keys
     assert failed == first != second
+
+
+async def test_a_call_needs_the_context_of_its_kind_of_function(bench: Bench, till: Till) -> None:
+    box = Toolbox(till.refund)
+
+    def plain(ctx: SyncContext) -> Any:
+        return box.call(ctx, "refund", {"customer": "c-17", "cents": 1})  # type: ignore[arg-type]
+
+    async def coroutine(ctx: Context) -> Any:
+        return box.call_sync(ctx, "refund", {"customer": "c-17", "cents": 1})  # type: ignore[arg-type]
+
+    task = bench.fabric.task
+    runs = [await task(plain).submit(), await task(coroutine).submit()]
+    await bench.work()
+    for run, advice in zip(runs, ("see call_sync", "call_sync needs the SyncContext"), strict=True):
+        with pytest.raises(RunFailed, match=advice):
+            await run.result()
+    assert till.paid == []
+
+
+def test_a_tool_has_a_name(bench: Bench, till: Till) -> None:
+    with pytest.raises(Invalid, match="Task has no name"):
+        tool(bench.fabric.task(till.refund))
+    with pytest.raises(Invalid, match="partial has no name"):
+        tool(functools.partial(till.refund, "c-17"))
 
 
 async def test_a_person_approves_exactly_these_arguments(bench: Bench, till: Till) -> None:

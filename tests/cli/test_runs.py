@@ -400,7 +400,9 @@ def test_result_waits_when_told_to(cli: Cli, worker: Worker, tmp_path: Path) -> 
 def test_waiting_for_a_result_has_an_end(cli: Cli) -> None:
     id = cli.submit("greet", "--arg", "name=x")
     result = cli("run", "result", id, "--wait", "--timeout", "10ms", code=1)
-    assert result.stderr.splitlines()[-1] == f"error: {id} is still waiting after 10ms"
+    last = result.stderr.splitlines()[-1]
+    why = "no live worker takes work of namespace default"
+    assert last == f"error: {id} is still waiting after 10ms: {why}"
 
 
 def test_events_tell_what_happened(cli: Cli, failed: str) -> None:

@@ -1,5 +1,6 @@
 """`flowfabric migrate`, `flowfabric version`, and how stores are reached."""
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from flowfabric.core.base.errors import Overloaded
 from flowfabric.engine.execution.views import Views
+from flowfabric.store.open import shown_url
 from tests.cli.terminal import APP, Cli
 
 SECRET = "hunter2"
@@ -19,6 +21,20 @@ def test_migrate_makes_a_database_and_tells_its_version(cli: Cli, tmp_path: Path
     assert re.fullmatch(rf"{re.escape(cli.url)} is at schema version \d+\n", printed)
     assert (tmp_path / "work.db").exists()
     assert cli.json("migrate").keys() == {"url", "version"}
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("sqlite:///work.db", "sqlite:////srv/shop/work.db"),
+        ("sqlite:////var/lib/work.db", "sqlite:////var/lib/work.db"),
+        ("sqlite://:memory:", "sqlite://:memory:"),
+        (f"postgresql://me:{SECRET}@host/db", "postgresql://me:***@host/db"),
+    ],
+)
+def test_people_see_where_a_store_is(url: str, shown: str, tmp_path: Path) -> None:
+    with contextlib.chdir(tmp_path):
+        assert shown_url(url) == shown.replace("/srv/shop", str(tmp_path))
 
 
 def test_version_names_the_release(cli: Cli) -> None:

@@ -188,6 +188,12 @@ def test_a_worker_that_cannot_start_says_why(cli: Cli) -> None:
     )
 
 
+def test_a_worker_without_tasks_says_so(cli: Cli) -> None:
+    """The usual reason: no module that defines tasks was imported."""
+    said = cli("worker", "tests.cli.unable:fabric", code=1).stderr
+    assert "no task is registered, so this worker runs nothing" in said
+
+
 def test_a_duration_that_is_not_understood_is_shown(cli: Cli) -> None:
     complaint = cli.complaint("worker", "tests.cli.sample:fabric", "--ttl", "soon", code=2)
     assert complaint == "--ttl is not a duration such as '10s', '5m' or '1h30m': 'soon'"
@@ -215,7 +221,7 @@ def test_a_worker_serves_only_its_lanes(cli: Cli, processes: list[Process], tmp_
         (("--lanes", "fast=0"), "--lanes: the weight of 'fast' is a whole number above 0"),
         (("--drain", "a while"), "--drain is not a duration"),
         (("--ttl", "a while"), "--ttl is not a duration"),
-        (("--ttl", "2d"), "lease ttl must be"),
+        (("--ttl", "2d"), "ttl must be longer than zero, and at most a day"),
     ],
 )
 def test_a_wrong_option_is_one_readable_line(

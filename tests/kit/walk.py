@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from flowfabric.core.base.errors import FlowFabricError, NotEligible
-from flowfabric.core.base.ids import new_uuid7
 from flowfabric.core.base.time import NO_TIME, Millis
-from flowfabric.core.execution import attempt, grant, lease, operator
+from flowfabric.core.execution import attempt, grant, lease, operator, reclaim
 from flowfabric.core.execution.attempts import inline_attempts
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.event import Event
@@ -21,35 +20,21 @@ from flowfabric.core.execution.model import (
     Attempt,
     Failure,
     Flags,
-    Lease,
     Lost,
     Ready,
     Snapshot,
-    Source,
 )
 from flowfabric.core.execution.step import Step
-from flowfabric.core.execution.submission import Submission, create
 from flowfabric.core.execution.takeover import end_lost
 from tests.kit.lab import TTL, W1, W2
+from tests.kit.snapshots import NOW, OPERATOR, after, fresh
 
-NOW = Millis(1_700_000_000_000)
-OPERATOR = Owner(source=Source.OPERATOR)
 POLICY: dict[str, Any] = {
     "retry_policy": {"max_retries": 3, "backoff": {"type": "fixed", "delay_ms": 40}},
     "timeout_policy": {"attempt_timeout_ms": 50_000},
     "max_replay_count": 3,
     "max_reclaim_count": 4,
 }
-
-
-def fresh(**members: Any) -> Snapshot:
-    """An execution that was just submitted."""
-    return create(Submission(kind="job", **members), new_uuid7(NOW, 1), NOW).snapshot
-
-
-def after(change: Change[Any]) -> Snapshot:
-    assert change.after is not None
-    return change.after
 
 
 def running(snapshot: Snapshot | None = None, now: Millis = NOW, **members: Any) -> Snapshot:
@@ -66,22 +51,13 @@ def take(snapshot: Snapshot, now: Millis) -> Change[Any]:
     return lease.take(snapshot, now, snapshot.state.next, Taking(lease_id, W1, TTL))
 
 
-def lease_in(snapshot: Snapshot) -> Lease:
-    assert isinstance(snapshot.state, Active)
-    return snapshot.state.lease
-
-
-def owner(snapshot: Snapshot) -> Owner:
-    return Owner.of(fence_of(snapshot, lease_in(snapshot)))
-
-
 _GRANTEE = Grantee(W2.id, frozenset(), Millis(10_000))
 
 Deed = Callable[[Snapshot, Millis, Owner], Change[Any]]
 
 
 def _reclaim(snapshot: Snapshot, now: Millis, owner: Owner) -> Change[Any]:
-    return grant.reclaim(snapshot, now, Taking(UUID(int=1 << 64 | now), W2, TTL))
+    return reclaim.reclaim(snapshot, now, Taking(UUID(int=1 << 64 | now), W2, TTL))
 
 
 def _step(now: Millis) -> Step:
@@ -105,7 +81,7 @@ DEEDS: dict[str, Deed] = {
     **BY_OWNERS,
     "take": lambda held, now, owner: take(held, now),
     "grant": lambda held, now, owner: grant.issue_grant(held, now, _GRANTEE),
-    "reclaim grant": lambda held, now, owner: grant.issue_reclaim_grant(held, now, _GRANTEE),
+    "reclaim grant": lambda held, now, owner: reclaim.issue_reclaim_grant(held, now, _GRANTEE),
     "reclaim": _reclaim,
     "revoke": lambda held, now, owner: lease.revoke(held, now, reason="enough"),
     "mark": lambda held, now, owner: lease.mark_expired(held, now),

@@ -16,7 +16,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.fabric import Fabric
 from flowfabric.server.context import ServerContext
 from flowfabric.store.clock import ManualClock
-from flowfabric.worker.run.options import WorkerOptions
+from flowfabric.worker.run.options import WorkerSettings
 from tests.kit.scrape import Scrape, measuring, scrape
 from tests.server.listening import listening
 
@@ -178,7 +178,7 @@ async def _some_work(engine: Engine, url: str, clock: ManualClock) -> None:
             flow.add(node, after=[flow.add(node), flow.add(node)], join=Quorum(1))
         for _ in range(2):
             await think.submit()
-            await (await fabric.worker(WorkerOptions())).run_until_idle()
+            await (await fabric.worker(WorkerSettings())).run_until_idle()
         await fabric.signal(waiting.id, "go")
         await node.submit()
     await engine.sweep.once()

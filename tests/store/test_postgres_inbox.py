@@ -15,7 +15,7 @@ from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.submission import Submission
 from flowfabric.store.sql import load_migrations
 from flowfabric.worker.api.run import Run
-from flowfabric.worker.run.options import WorkerOptions
+from flowfabric.worker.run.options import WorkerSettings
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ async def test_a_waiting_worker_hears_of_it(
         seen.set()
 
     fabric.task()(mark)
-    worker = await fabric.worker(WorkerOptions(drain=0))
+    worker = await fabric.worker(WorkerSettings(drain=0))
     running = asyncio.create_task(worker.run())
     try:
         first = await fabric.get_task("double").submit(1)

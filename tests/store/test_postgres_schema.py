@@ -1,12 +1,15 @@
 """The schema: made from nothing, described, refused when newer; and the plans it is made for."""
 
 import asyncio
+import re
+import secrets
 from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
 import pytest
 
+from flowfabric import Fabric
 from flowfabric.core.base.errors import Corruption, Invalid, SchemaTooNew, Unavailable
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.registry import FOREVER
@@ -18,6 +21,7 @@ from flowfabric.store.postgres.due import LARGE
 from flowfabric.store.postgres.low_water import HIGHEST, LOWEST
 from flowfabric.store.rows.execution import COLUMNS, EVENT, EXECUTION, SNAPSHOT, STEP
 from flowfabric.store.sql import load_migrations
+from tests.docs.pages import ROOT
 from tests.kit.postgres import Databases
 from tests.store.postgres_bench import W1, Bench, opened, plan, renewal
 
@@ -58,6 +62,32 @@ async def test_a_database_of_a_newer_release_is_refused(bench: Bench) -> None:
     await raw.execute("update flowfabric.meta set value = '99' where key = 'version'")
     with pytest.raises(SchemaTooNew, match="99"):
         await bench.store.migrate()
+
+
+async def test_a_role_with_the_rights_of_the_guide_works_and_another_is_told_where_they_are(
+    bench: Bench,
+) -> None:
+    page = (ROOT / "docs" / "guide" / "operations.md").read_text("utf-8")
+    grants = re.findall(r"```sql\n(grant usage.*?)```", page, re.DOTALL)[0]
+    role = f"app_{secrets.token_hex(8)}"
+    raw = await bench.raw()
+    await raw.execute(f"create role {role}")
+    url = f"{bench.url}{'&' if '?' in bench.url else '?'}role={role}"
+    try:
+        with pytest.raises(Unavailable, match="rights that a role needs are in the guide"):
+            await Fabric(url).engine()
+        await raw.execute(grants.replace("to app;", f"to {role};"))
+        async with Fabric(url) as fabric:
+            run = await fabric.task(every="1h", rate="100/s")(double).submit(21)
+            await (await fabric.worker()).run_until_idle()
+            await (await fabric.engine()).sweep.once()
+            assert await run.result() == 42
+    finally:
+        await raw.execute(f"drop owned by {role}; drop role {role}")
+
+
+async def double(number: int = 0) -> int:
+    return 2 * number
 
 
 async def test_two_schemas_of_one_database_are_strangers(bench: Bench) -> None:

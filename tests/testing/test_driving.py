@@ -329,6 +329,17 @@ async def test_the_store_of_an_application_is_not_touched(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+async def test_a_task_of_another_fabric_is_not_submitted_to_its_real_store(
+    harness: Harness, tmp_path: Path
+) -> None:
+    """The fixture `fabric` was not overridden: the harness has a Fabric of its own."""
+    remind = add_reminder(Fabric(f"sqlite:///{tmp_path / 'production.db'}"))
+    for task in (remind, remind.with_options(key="7")):
+        with pytest.raises(Invalid, match="task 'remind' is not of the Fabric in this harness"):
+            await harness.run(task, "hello")
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_afterwards_a_fabric_is_as_it_was(tmp_path: Path) -> None:
     async with Fabric(f"sqlite:///{tmp_path / 'production.db'}") as fabric:
         remind = add_reminder(fabric)

@@ -20,7 +20,7 @@ from flowfabric.worker.api.run import Run
 from flowfabric.worker.run.branches import is_no_call
 from flowfabric.worker.run.executor import Executor
 from flowfabric.worker.run.loop import Worker
-from flowfabric.worker.run.options import WorkerOptions
+from flowfabric.worker.run.options import WorkerSettings
 
 T = TypeVar("T")
 
@@ -40,12 +40,12 @@ class Bench:
 
     async def work(self, **options: Any) -> int:
         """Runs everything that can be claimed now; returns how many attempts that were."""
-        worker = await self.fabric.worker(WorkerOptions(**{"ttl": TTL, **options}))
+        worker = await self.fabric.worker(WorkerSettings(**{"ttl": TTL, **options}))
         return await worker.run_until_idle()
 
     async def work_once(self) -> int:
         """As `work`, but what comes back is not taken up again."""
-        options = WorkerOptions(ttl=TTL)
+        options = WorkerSettings(ttl=TTL)
         return await OneClaim(self.engine, self.fabric.tasks, options).run_until_idle()
 
     def moment(self, later: int = 0) -> datetime:
@@ -122,7 +122,7 @@ ENDED = {"completed", "failed", "cancelled", "expired", "skipped"}
 async def working(fabric: Fabric, **options: Any) -> AsyncIterator[Worker]:
     """A worker in the background; leaving the block stops it at once. It keeps its leases on a busy
     machine too; a test that is about them asks for brief ones."""
-    worker = await fabric.worker(WorkerOptions(**{"ttl": TTL, **options}))
+    worker = await fabric.worker(WorkerSettings(**{"ttl": TTL, **options}))
     running = asyncio.create_task(worker.run())
     try:
         yield worker

@@ -11,7 +11,7 @@ from flowfabric import Context, Fabric, Run, SyncContext
 from flowfabric.testing import Stuck, harness
 from flowfabric.worker.run.fingerprint import fingerprint
 from flowfabric.worker.run.loop import Worker
-from flowfabric.worker.run.options import WorkerOptions
+from flowfabric.worker.run.options import WorkerSettings
 from tests.worker.bench import AGAIN, TTL, Bench, working
 
 
@@ -57,7 +57,7 @@ async def work(bench: Bench, version: Callable[[Fabric], Any]) -> int:
     """A worker with this version of the code runs all that it can."""
     fabric = Fabric("sqlite://:memory:")
     version(fabric)
-    return await Worker(bench.engine, fabric.tasks, WorkerOptions(ttl=TTL)).run_until_idle()
+    return await Worker(bench.engine, fabric.tasks, WorkerSettings(ttl=TTL)).run_until_idle()
 
 
 async def asleep(bench: Bench) -> Run[Any]:
@@ -104,7 +104,7 @@ async def test_a_worker_that_has_tried_it_gives_it_back_without_a_call(bench: Be
 async def presence(bench: Bench, version: Callable[[Fabric], Any]) -> Any:
     fabric = Fabric("sqlite://:memory:")
     version(fabric)
-    return Worker(bench.engine, fabric.tasks, WorkerOptions(ttl=TTL)).presence
+    return Worker(bench.engine, fabric.tasks, WorkerSettings(ttl=TTL)).presence
 
 
 async def test_an_operator_lets_the_same_code_try_again(bench: Bench) -> None:

@@ -10,7 +10,7 @@ import pytest
 from flowfabric import AttemptEnd, Fabric, Invocation, NextCall, PublicState, Task, metrics
 from flowfabric.worker.api.flow import FlowBuilder
 from flowfabric.worker.run.loop import Worker
-from flowfabric.worker.run.options import WorkerOptions
+from flowfabric.worker.run.options import WorkerSettings
 from tests.kit.scrape import Scrape, measuring
 from tests.worker.bench import TTL, Log, Wire, until, working
 
@@ -249,7 +249,7 @@ async def test_a_worker_that_is_cancelled_begins_no_run_that_follows(
         await asyncio.sleep(0.2)
         return answer
 
-    worker = await fabric.worker(WorkerOptions(ttl=TTL))
+    worker = await fabric.worker(WorkerSettings(ttl=TTL))
     running = asyncio.create_task(worker.run())
     await warm_up(job)
     flow = await chain(fabric, job, 2)

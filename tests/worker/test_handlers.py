@@ -69,6 +69,25 @@ async def test_a_plain_function_that_gives_something_to_await(bench: Bench) -> N
     assert await run.result() == 5
 
 
+async def test_a_coroutine_that_got_the_context_of_a_plain_function_does_not_stop_the_worker(
+    bench: Bench,
+) -> None:
+    """Waiting in the event loop would stop every other run of the worker, for ever."""
+
+    def logged(function: Any) -> Any:
+        def call(ctx: SyncContext, x: int) -> Any:  # without functools.wraps
+            return function(ctx, x)
+
+        return call
+
+    async def job(ctx: Context, x: int) -> int:
+        return await ctx.step(abs, x)
+
+    run = await bench.fabric.task(name="job")(logged(job)).submit(-1)
+    await bench.work()
+    assert "a decorator needs functools.wraps" in (await failure(bench, run)).message
+
+
 async def test_processes_are_used_again_and_gone_when_the_worker_is(fabric: Fabric) -> None:
     whoami = fabric.task(process=True)(handlers.whoami)
     async with working(fabric, processes=1):

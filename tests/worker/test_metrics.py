@@ -13,7 +13,7 @@ from flowfabric.core.base.errors import Invalid
 from flowfabric.fabric import Fabric
 from flowfabric.metrics import instruments
 from flowfabric.metrics.distribution import Distribution
-from flowfabric.worker.run.options import WorkerOptions
+from flowfabric.worker.run.options import WorkerSettings
 from tests.kit.scrape import Scrape, measuring, scrape
 from tests.worker.bench import Bench, renew_now, working
 
@@ -144,7 +144,7 @@ async def test_a_worker_without_slots_and_one_that_must_stop_are_counted(fabric:
 
     before = await now()
     await forever.submit()
-    worker = await fabric.worker(WorkerOptions(concurrency=1, drain="0s"))
+    worker = await fabric.worker(WorkerSettings(concurrency=1, drain="0s"))
     running = asyncio.create_task(worker.run())
     await begun.wait()
     assert await until(lambda found: found.since(before, "ff_worker_at_capacity_total")) == 1

@@ -17,7 +17,7 @@ from flowfabric.core.execution.versions import (
 )
 from flowfabric.testing import Stuck, harness
 from flowfabric.worker.run.loop import Worker
-from flowfabric.worker.run.options import WorkerOptions
+from flowfabric.worker.run.options import WorkerSettings
 from tests.worker.bench import TTL, Bench, working
 
 
@@ -38,7 +38,7 @@ async def work(bench: Bench, *versions: str | None, **options: Any) -> int:
     """A worker of another process, which has only these versions."""
     fabric = Fabric("sqlite://:memory:")
     charge(fabric, *versions, **options)
-    return await Worker(bench.engine, fabric.tasks, WorkerOptions(ttl=TTL)).run_until_idle()
+    return await Worker(bench.engine, fabric.tasks, WorkerSettings(ttl=TTL)).run_until_idle()
 
 
 async def test_only_workers_with_the_version_run_what_is_pinned_to_it(bench: Bench) -> None:
@@ -111,7 +111,7 @@ async def test_why_names_the_version_that_no_worker_offers(bench: Bench) -> None
     charge(two, "2", "3")
     charge(three, None)
     for name, fabric in {"two": two, "three": three}.items():
-        worker = Worker(bench.engine, fabric.tasks, WorkerOptions(name=name, ttl=TTL))
+        worker = Worker(bench.engine, fabric.tasks, WorkerSettings(name=name, ttl=TTL))
         await bench.engine.workers.register(worker.presence)
     reason = (await bench.engine.explain(run.id)).main
     assert reason.code == "no_worker_for_version"

@@ -16,6 +16,7 @@ from flowfabric import Fabric, Invalid, Unauthorized, WorkerOptions, verify_webh
 from flowfabric.core.base.errors import Unavailable
 from flowfabric.core.execution.submission import Submission
 from flowfabric.core.execution.webhook import KIND, LANE, headers_of
+from flowfabric.engine.execution import webhooks as dispatching
 from flowfabric.engine.execution.webhooks import Webhooks
 from flowfabric.store.queries import Query
 from flowfabric.worker import webhooks as handler
@@ -456,6 +457,30 @@ async def test_a_worker_of_some_lanes_serves_that_of_deliveries(bench: Bench) ->
 
 def _options(lanes: Any) -> WorkerOptions:
     return WorkerOptions(webhooks=True, lanes=lanes)
+
+
+async def test_an_outage_is_logged_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for pause in ("LOOK_EVERY", "REST"):
+        monkeypatch.setattr(dispatching, pause, 0.0)
+    engine, over = await bench.fabric.engine(), asyncio.Event()
+    answers = ["away", "away", "back", "away", "away"]
+
+    async def dispatch() -> bool:
+        if len(answers) == 1:
+            over.set()
+        if answers.pop(0) == "away":
+            raise Unavailable("the store is away")
+        return False
+
+    monkeypatch.setattr(engine.webhooks, "dispatch", dispatch)
+    looking = asyncio.create_task(engine.webhooks.run(lambda: True))
+    await over.wait()
+    looking.cancel()
+    assert [each.message for each in caplog.records if "webhooks" in each.message] == [
+        "looking for webhooks failed; retrying: unavailable: the store is away"
+    ] * 2
 
 
 async def test_without_the_library_a_worker_says_what_is_missing(

@@ -77,7 +77,10 @@ class Tool(Generic[P, R]):
         functools.update_wrapper(self, check_function(function))
         self.function = function
         self.options = options
-        self.name = check_text(options.name or function.__name__, "the name of a tool", limit=100)
+        name = options.name or getattr(function, "__name__", None)
+        if name is None:
+            raise Invalid(f"{type(function).__name__} has no name: give the tool one with name=…")
+        self.name = check_text(name, "the name of a tool", limit=100)
         self.description = inspect.getdoc(function) or ""
         self._signature = Signature(function, skip_first=False)
         _check_parameters(self.name, function)
@@ -108,6 +111,8 @@ class Tool(Generic[P, R]):
         it was a yes to other arguments. Then the amounts are reserved (BudgetExceeded if they do
         not fit), the function is called, and what it cost is settled.
         """
+        if not isinstance(ctx, Context):
+            raise Invalid(f"tool {self.name}: call needs the Context of a coroutine; see call_sync")
         typed = self._signature.decode(self._signature.encode(args, kwargs))
         call = ToolCall(self.name, self._arguments(typed))
         if self._asks(typed):
@@ -117,6 +122,8 @@ class Tool(Generic[P, R]):
 
     def call_sync(self, ctx: SyncContext, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """As `call`, in a task that is a plain function."""
+        if not isinstance(ctx, SyncContext):
+            raise Invalid(f"tool {self.name}: call_sync needs the SyncContext of a plain function")
         result: R = ctx._block(self.call(ctx._context, *args, **kwargs))
         return result
 

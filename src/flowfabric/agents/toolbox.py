@@ -52,5 +52,6 @@ class Toolbox:
 
 def _named(name: str, arguments: object) -> dict[str, Any]:
     if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
-        raise Invalid(f"tool {name!r} needs an object with one member per parameter")
+        given = "" if isinstance(arguments, Mapping) else f", not {type(arguments).__name__}"
+        raise Invalid(f"tool {name!r} needs an object with one member per parameter{given}")
     return dict(arguments)

@@ -188,5 +188,6 @@ def check_exists(url: str) -> None:
         return
     path = sqlite_path(url)
     if path != ":memory:" and not Path(path).exists():
-        text = f"there is no database at {path}; `flowfabric migrate --url {url}` makes one"
+        where = Path(path).absolute()
+        text = f"there is no database at {where}; `flowfabric migrate --url {url}` makes one"
         raise CommandError(text, ExitCode.UNAVAILABLE, "no_database")

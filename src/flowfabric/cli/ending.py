@@ -14,24 +14,28 @@ from flowfabric.core.base.errors import NotFound
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import parse_span
 from flowfabric.core.execution.model import Outcome
-from flowfabric.core.execution.status import outcome_word
+from flowfabric.core.execution.status import PublicState, outcome_word
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.views import Description, Ending
 from flowfabric.worker.api.described import blocked_because
 
 LOOK_EVERY = 0.25
+LOOKS_UNTIL_WHY = 8
+"""A worker that is free takes a run long before."""
 
 
 async def watch(engine: Engine, id: ExecutionId, screen: Screen, timeout: str | None) -> Ending:
-    """How the run ended. People see on stderr how it stands; TimeoutError says it too."""
+    """How the run ended. People see on stderr how it stands, and after a while why it does not
+    start; TimeoutError says both."""
     limit = None if timeout is None else parse_span(timeout, "--timeout") / 1000
     waiting = asyncio.ensure_future(engine.views.wait(id, limit))
     watching = asyncio.ensure_future(_report(engine, id, screen))
     try:
         return await waiting
     except TimeoutError:
-        state = await engine.views.state(id)
-        raise TimeoutError(f"{id} is still {state} after {timeout}") from None
+        found = await engine.explain(id)
+        why = readable(found.main.text)
+        raise TimeoutError(f"{id} is still {found.state} after {timeout}: {why}") from None
     finally:
         watching.cancel()
         await asyncio.wait([watching])
@@ -48,14 +52,18 @@ async def _report(engine: Engine, id: ExecutionId, screen: Screen) -> None:
 
 
 async def _follow(engine: Engine, id: ExecutionId, show: Callable[[str], None]) -> None:
-    shown = ""
+    known, looks = "", 0
     while True:
         facts = await engine.views.describe(id)
         if facts is None:
             raise NotFound("run", id)
-        if (text := _state_text(facts)) != shown:
-            shown = text
+        text = _state_text(facts)
+        looks = looks + 1 if text == known else 0
+        if looks == 0:
             show(text)
+        elif looks == LOOKS_UNTIL_WHY and facts.state is PublicState.WAITING:
+            show(f"{text} · {readable((await engine.explain(id)).main.text)}")
+        known = text
         await asyncio.sleep(LOOK_EVERY)
 
 

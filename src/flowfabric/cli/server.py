@@ -16,7 +16,6 @@ from flowfabric.cli.command import AsJson, Debug
 from flowfabric.cli.errors import CommandError, no_server
 from flowfabric.cli.working import new_event_loop, start_log
 from flowfabric.core.base.errors import Invalid
-from flowfabric.core.base.redact import redact
 from flowfabric.core.wait.keyring import check_first
 from flowfabric.engine.engine import Engine
 from flowfabric.fabric import SECRET_VARIABLE, URL_VARIABLE, Fabric
@@ -28,6 +27,7 @@ from flowfabric.server.options import (
     unread_variables,
 )
 from flowfabric.server.processes import SOCKET_VARIABLE, ServerProcesses, bind, inherited_socket
+from flowfabric.store.open import shown_url
 from flowfabric.worker.run.loop import Worker
 from flowfabric.worker.run.options import WorkerSettings
 
@@ -179,7 +179,7 @@ async def _serve(
         server = await _opened(engine, options, listening)
         if _is_child():
             server.watch_parent(sys.stdin.fileno())
-        log.info("serving %s on %s", redact(fabric.url), address_of(listening, options))
+        log.info("serving %s on %s", shown_url(fabric.url), address_of(listening, options))
         name = "worker" if with_worker else "webhooks"  # webhooks are delivered in any case
         worker = await fabric.worker(WorkerSettings(name=name, webhooks=True))
         async with _beside(worker, server):

@@ -11,9 +11,8 @@ from typer import Context, Exit, Option
 from flowfabric.cli.command import AsJson, Debug, Url, check_url
 from flowfabric.cli.errors import AS_JSON, CommandError, ExitCode
 from flowfabric.cli.output import Screen
-from flowfabric.core.base.redact import redact
 from flowfabric.remote.connection import is_server
-from flowfabric.store.open import open_store
+from flowfabric.store.open import open_store, shown_url
 
 
 def migrate(url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
@@ -25,7 +24,7 @@ def migrate(url: Url = None, as_json: AsJson = False, debug: Debug = False) -> N
     if is_server(address):
         text = "a schema is brought up to date in its database: give --url of the database"
         raise CommandError(text, ExitCode.USAGE, "needs_database")
-    number, shown = asyncio.run(_migrate(address)), redact(address)
+    number, shown = asyncio.run(_migrate(address)), shown_url(address)
     Screen(as_json).answer(
         {"url": shown, "version": number}, f"{shown} is at schema version {number}"
     )

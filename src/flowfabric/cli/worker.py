@@ -10,7 +10,7 @@ from flowfabric.cli.output import Screen
 from flowfabric.cli.store import ShowVersion
 from flowfabric.cli.working import parse_lanes, start_log, work
 from flowfabric.core.base.time import parse_span
-from flowfabric.worker.run.options import WorkerSettings
+from flowfabric.worker.api.deployment import WorkerOptions
 
 
 class Level(StrEnum):
@@ -59,7 +59,7 @@ async def worker(  # noqa: PLR0913 - the options are the interface
     """
     parse_span(drain, "--drain")
     parse_span(ttl, "--ttl")
-    options = WorkerSettings(
+    options = WorkerOptions(
         name=name,
         concurrency=concurrency,
         lanes=parse_lanes(lanes),

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 from flowfabric.cli.log import JsonFormatter, TextFormatter
 from flowfabric.core.base.errors import Invalid
-from flowfabric.core.base.redact import redact
 from flowfabric.fabric import Fabric
+from flowfabric.store.open import shown_url
 from flowfabric.worker.run.options import WorkerSettings
 
 log = logging.getLogger("flowfabric.worker")
@@ -22,11 +22,16 @@ async def work(fabric: Fabric, options: WorkerSettings, metrics_listen: str | No
         log.info(
             "%s works on %s: %s; lanes: %s; %d at once",
             worker.identity.instance,
-            redact(fabric.url),
+            shown_url(fabric.url),
             ", ".join(sorted(fabric.tasks)) or "no tasks",
             ", ".join(options.lanes) or "all",
             options.concurrency,
         )
+        if not fabric.tasks and not options.webhooks:
+            log.warning(
+                "no task is registered, so this worker runs nothing: import the modules that define"
+                " tasks where their Fabric is made"
+            )
         await worker.run()
         log.info("%s stopped after %d claims", worker.identity.instance, worker.completed)
 

@@ -1,9 +1,11 @@
 """Opens the store that a URL names."""
 
 from importlib.util import find_spec
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from flowfabric.core.base.errors import Invalid, Unavailable
+from flowfabric.core.base.redact import redact
 from flowfabric.core.base.text import check_text
 from flowfabric.store.clock import Clock
 from flowfabric.store.contract import Store
@@ -63,3 +65,11 @@ def sqlite_path(url: str) -> str:
     if not path or "\0" in path:
         raise Invalid(f"{path[:80]!r} is not the path of a file; use {FORMS}")
     return path
+
+
+def shown_url(url: str) -> str:
+    """The URL for people: without a password, and of a SQLite file with the whole path, because a
+    relative one is another file in another directory."""
+    if url.startswith("sqlite://") and (path := sqlite_path(url)) != ":memory:":
+        return f"sqlite:///{Path(path).absolute()}"
+    return redact(url)

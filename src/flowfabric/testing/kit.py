@@ -42,7 +42,13 @@ class Harness:
 
     async def run(self, task: Task[P, R] | Call[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Submits a run of the task, drives it to its end and returns its result; see `result`."""
-        check_task(task)
+        wanted = check_task(task)
+        asked = wanted.task if isinstance(wanted, Call) else wanted
+        if asked._client is not self.fabric._client:  # whose store is a real one
+            raise Invalid(
+                f"task {asked.name!r} is not of the Fabric in this harness: give that of your "
+                "application to testing.harness, or override the fixture `fabric`"
+            )
         return await self.result(await task.submit(*args, **kwargs))
 
     async def result(self, run: Run[R]) -> R:

@@ -44,7 +44,8 @@ def decode(data: bytes, type: Any, what: str = "") -> Any:
         return _decoder(type).decode(data)
     except Exception as error:  # a model's own validators may raise anything
         named = f"{what} does not fit {getattr(type, '__name__', type)}: " if what else ""
-        raise Undecodable(named + _message(error)) from error
+        says_more = not isinstance(error, msgspec.ValidationError)  # which says nothing more
+        raise Undecodable(named + _message(error)) from (error if says_more else error.__cause__)
 
 
 def plain(value: object) -> Any:

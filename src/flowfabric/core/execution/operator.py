@@ -24,7 +24,7 @@ from flowfabric.core.execution.change import Change, fold, unchanged
 from flowfabric.core.execution.cleanup import CleanedUp
 from flowfabric.core.execution.ending import end, event_of
 from flowfabric.core.execution.event import EventKind
-from flowfabric.core.execution.gate import DELAYS, LOOK_AGAIN, admit, cause_of_block
+from flowfabric.core.execution.gate import DELAYS, LOOK_AGAIN, cause_of_block, gated
 from flowfabric.core.execution.lease import (
     AlreadySatisfied,
     Owner,
@@ -35,6 +35,8 @@ from flowfabric.core.execution.lease import (
     not_active,
     present,
     required_fence,
+    unended,
+    why_revoked,
 )
 from flowfabric.core.execution.model import (
     RANK_STEP,
@@ -137,11 +139,11 @@ def cancel(
         if (span := cleanup_rules.cleanup_time(snapshot)) is not None:
             why = life.cancel_reason or reason
             change = clean_up_first(snapshot, now, life, Outcome.CANCELLED, span, why)
-            return replace(change, outcome=CancelAnswer(id, Millis(now + span)))
+            return change.answering(CancelAnswer(id, Millis(now + span)))
     change = end(
         snapshot, now, Outcome.CANCELLED, EventKind.CANCELLED, life, life.cancel_reason or reason
     )
-    return Change(CancelAnswer(id), change.before, change.after, change.events)
+    return change.answering(CancelAnswer(id))
 
 
 def cancel_owned(
@@ -169,19 +171,35 @@ def expire(
     """
     if snapshot is None or isinstance(snapshot.state, Ended):
         return unchanged(AlreadySatisfied("already_terminal"))
+    return (
+        _end_in_time(snapshot, now)
+        or _expire_attempt(snapshot, now, jitter)
+        or unchanged(AlreadySatisfied("not_yet_due"))
+    )
+
+
+def _end_in_time(snapshot: Snapshot, now: Millis) -> "Change[Expired | CleanedUp] | None":
+    """The end of a run whose clean-up or deadline is over."""
     cleanup = snapshot.life.cleanup
-    if cleanup is not None and cleanup.until <= now:
-        return cleanup_rules.end_after(snapshot, now, cleanup)
-    if cleanup is None and snapshot.deadline_at is not None and snapshot.deadline_at <= now:
+    if cleanup is not None:
+        return cleanup_rules.end_after(snapshot, now, cleanup) if cleanup.until <= now else None
+    if snapshot.deadline_at is not None and snapshot.deadline_at <= now:
         return expire_now(snapshot, now, "execution_deadline")
+    return None
+
+
+def _expire_attempt(
+    snapshot: Snapshot, now: Millis, jitter: float
+) -> "Change[Expired | RetryScheduled] | None":
+    """The end of an attempt whose timeout has passed."""
     match snapshot.state:
         case Active(lease=Lease(times_out_at=int() as at) as lease) if at <= now:
             return _time_out(snapshot, now, lease, jitter)
-        case Lost() if cleanup is None and (lost := _overdue(snapshot, now)) is not None:
+        case Lost() if snapshot.life.cleanup is None and (lost := _overdue(snapshot, now)):
             retry = owner_rules.retry_revoked(snapshot, now, lost, jitter)
             return expire_now(snapshot, now, ATTEMPT_TIMEOUT) if retry is None else retry
         case _:
-            return unchanged(AlreadySatisfied("not_yet_due"))
+            return None
 
 
 def _overdue(snapshot: Snapshot, now: Millis) -> LostLease | None:
@@ -195,11 +213,12 @@ def _overdue(snapshot: Snapshot, now: Millis) -> LostLease | None:
 def expire_now(snapshot: Snapshot, now: Millis, reason: str) -> "Change[Expired]":
     """Ends an execution as expired, after its compensations if it has any."""
     life = replace(snapshot.life, failure=Failure(message=reason, category="timeout"))
+    why = f"expired:{reason}"
     if (span := life.undo_time) is not None and life.cleanup is None:
-        begun = clean_up_first(snapshot, now, life, Outcome.EXPIRED, span, f"expired:{reason}")
-        return replace(begun, outcome=Expired(snapshot.execution.id))
-    change = end(snapshot, now, Outcome.EXPIRED, EventKind.EXPIRED, life, f"expired:{reason}")
-    return Change(Expired(snapshot.execution.id), change.before, change.after, change.events)
+        change = clean_up_first(snapshot, now, life, Outcome.EXPIRED, span, why)
+    else:
+        change = end(snapshot, now, Outcome.EXPIRED, EventKind.EXPIRED, life, why)
+    return change.answering(Expired(snapshot.execution.id))
 
 
 def change_priority(
@@ -239,7 +258,7 @@ def replay(snapshot: Snapshot | None, now: Millis) -> "Change[Replayed]":
     ended = check_replay(snapshot)
     next = Next(Start.REPLAY, snapshot.attempts_made, snapshot.execution.rules.attempt_timeout)
     life, flags = reborn(snapshot, now, ended)
-    after = snapshot.to(admit(life, next, now, flags), life=life, flags=flags)
+    after = gated(snapshot, now, next, life, flags)
     detail = {"branch": "normal", "groups_reset": 0}
     return Change(
         outcome=Replayed(snapshot.execution.id, vector(after).public),
@@ -267,15 +286,13 @@ def block(
 ) -> "Change[Blocked]":
     """Keeps an eligible execution from being claimed until it is unblocked. The sweep undoes
     a block that has a cause once the cause is gone."""
-    snapshot = present(snapshot)
-    if isinstance(snapshot.state, Ended):
-        raise not_active(snapshot)
+    snapshot = unended(snapshot)
     if not isinstance(snapshot.state, Ready):
         raise NotEligible(f"{snapshot.run} does not wait for a worker, so it cannot be blocked")
     if reason not in ADMISSION_BLOCKS:
         raise InvalidBlockingReason(reason)
     life = replace(snapshot.life, blocked=str(Blocking(reason)), detail=detail, touched_at=now)
-    after = snapshot.to(admit(life, snapshot.state.next, now, snapshot.head.flags), life=life)
+    after = gated(snapshot, now, snapshot.state.next, life)
     return Change(Blocked(snapshot.execution.id), snapshot, after)
 
 
@@ -301,7 +318,7 @@ def unblock(
     if expected is not None and expected != reason:
         raise NotEligible(f"{snapshot.run} is blocked for {reason}, not {expected}")
     life = replace(life, blocked=None, detail=None, code=None, touched_at=now)
-    after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
+    after = gated(snapshot, now, next, life)
     return Change(Unblocked(snapshot.execution.id), snapshot, after)
 
 
@@ -337,8 +354,7 @@ def _due(
     snapshot: Snapshot, now: Millis, jitter: float, grace: Millis, signal_id: UUID
 ) -> "Change[object]":
     """What is due apart from pending waitpoints."""
-    expired = expire(snapshot, now, jitter)
-    if expired.after is not None:
+    if (expired := _expire_due(snapshot, now, jitter)) is not None:
         return expired
     match snapshot.state:
         case Active(lease=lease) if lease.expires_at <= now:
@@ -347,7 +363,7 @@ def _due(
             return expire_suspension(snapshot, now, signal_id)
         case Waiting(gate=gate, next=next, due_at=int() as at) if gate in DELAYS and at <= now:
             life = replace(snapshot.life, not_before=None, delay=None, touched_at=now)
-            after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
+            after = gated(snapshot, now, next, life)
             return Change(outcome=after, before=snapshot, after=after)
         case Waiting(gate=Gate.BLOCKED, due_at=int() as at) as state if (
             at <= now and cause_of_block(snapshot.life) is not None
@@ -359,7 +375,21 @@ def _due(
         case Waiting(gate=Gate.UNSEALED, due_at=int() as at) if at <= now:
             return cancel(snapshot, now, Owner(source=Source.SYSTEM_TIMEOUT), STRAY)
         case _:
-            return expired
+            return unchanged(AlreadySatisfied("not_yet_due"))
+
+
+def _expire_due(
+    snapshot: Snapshot, now: Millis, jitter: float
+) -> "Change[Expired | CleanedUp | RetryScheduled] | None":
+    """As `expire`, but for an attempt whose lease ran out before its timeout: its worker was lost,
+    which uses up no retry. The sweep may come late, because it was down as well."""
+    if (ended := _end_in_time(snapshot, now)) is not None:
+        return ended
+    match snapshot.state:
+        case Active(lease=Lease(expires_at=end, times_out_at=int() as timeout)) if end < timeout:
+            return None
+        case _:
+            return _expire_attempt(snapshot, now, jitter)
 
 
 def _end_refused(snapshot: Snapshot, now: Millis) -> "Change[object]":
@@ -376,12 +406,8 @@ def _time_out(
 ) -> "Change[Expired | RetryScheduled]":
     change = owner_rules.time_out(snapshot, now, lease, jitter)
     answer = change.outcome
-    outcome = (
-        Expired(snapshot.execution.id)
-        if isinstance(answer, TerminalFailed | CleaningUp)
-        else answer
-    )
-    return Change(outcome, change.before, change.after, change.events, change.attempts)
+    ended = Expired(snapshot.execution.id)
+    return change.answering(ended if isinstance(answer, TerminalFailed | CleaningUp) else answer)
 
 
 def _check_canceller(snapshot: Snapshot, owner: Owner) -> None:
@@ -393,7 +419,7 @@ def _check_canceller(snapshot: Snapshot, owner: Owner) -> None:
         case Active() | Lost() if fence is None:
             raise FenceRequired("cancelling a running run as its owner needs the fence")
         case Lost(revoked=True):
-            raise LeaseRevoked(snapshot.life.lapsed.reason if snapshot.life.lapsed else "")
+            raise LeaseRevoked(why_revoked(snapshot))
         case Active(lease=lease):
             if fence != fence_of(snapshot, lease):
                 raise StaleLease(f"{snapshot.run} has a newer lease, epoch {snapshot.head.epoch}")

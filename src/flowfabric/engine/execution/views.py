@@ -29,7 +29,7 @@ from flowfabric.core.base.time import NO_TIME, Millis, check_moment
 from flowfabric.core.execution.attempts import inline_attempts
 from flowfabric.core.execution.failures import FailureGroup, FailureGroups
 from flowfabric.core.execution.grant import grant_at
-from flowfabric.core.execution.granted import Grant
+from flowfabric.core.execution.grant_record import Grant
 from flowfabric.core.execution.history import StepView, describe_steps
 from flowfabric.core.execution.model import (
     Active,
@@ -126,6 +126,7 @@ class Description(Struct, frozen=True, kw_only=True):
     forked_at: str | None = None
     creator: str | None
     encoding: str | None
+    result_encoding: str | None = None
     key: str | None
     tags: Mapping[str, str]
 
@@ -566,7 +567,6 @@ def _description_at(detail: Detail, snapshot: Snapshot, now: Millis) -> Descript
 
 def _description(detail: Detail, snapshot: Snapshot) -> Description:
     execution, life, shape = snapshot.execution, snapshot.life, vector(snapshot)
-    current = snapshot.current_attempt
     return Description(
         id=execution.id,
         kind=execution.kind,
@@ -578,7 +578,7 @@ def _description(detail: Detail, snapshot: Snapshot) -> Description:
         state=shape.public,
         blocking=shape.blocking,
         blocking_detail=blocking_detail(snapshot),
-        attempt=current,
+        attempt=snapshot.current_attempt,
         attempt_id=snapshot.attempt_id,
         attempts_made=snapshot.attempts_made,
         lease=_lease_view(snapshot),
@@ -595,16 +595,21 @@ def _description(detail: Detail, snapshot: Snapshot) -> Description:
         cancel_reason=life.cancel_reason,
         cancelled_by=life.cancelled_by,
         cleanup=None if isinstance(snapshot.state, Ended) else life.cleanup,
-        progress=None if current is None else detail.progress.get(current),
+        progress=_progress(detail, snapshot.current_attempt),
         capabilities=without_versions(execution.route.capabilities),
         version=version_of(execution.route),
         forked_from=_source_of(execution.facts.forked_from),
         forked_at=execution.facts.forked_at,
         creator=execution.facts.creator,
         encoding=execution.facts.encoding,
+        result_encoding=life.result_encoding,
         key=execution.facts.key,
         tags=dict(sorted(detail.tags.items())),
     )
+
+
+def _progress(detail: Detail, attempt: int | None) -> Progress | None:
+    return None if attempt is None else detail.progress.get(attempt)
 
 
 def _current_waitpoint(snapshot: Snapshot) -> UUID | None:

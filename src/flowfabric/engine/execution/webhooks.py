@@ -147,7 +147,7 @@ class Webhooks(Service):
     async def run(self, has_duty: Callable[[], bool]) -> None:
         """Dispatches as events come, while this process has the duty. Where there are no webhooks,
         it looks for one only after a hint."""
-        hints = self._context.store.hints
+        hints, healthy = self._context.store.hints, True
         while True:
             if not has_duty():
                 await asyncio.sleep(LOOK_EVERY)
@@ -156,8 +156,11 @@ class Webhooks(Service):
             found = False
             try:
                 found = await self.dispatch()
+                healthy = True
             except FlowFabricError as error:
-                log.warning("looking for webhooks failed; retrying: %s", error)
+                if healthy:  # said once in an outage
+                    log.warning("looking for webhooks failed; retrying: %s", error)
+                healthy = False
             except Exception:
                 log.exception("looking for webhooks failed; retrying")
             await asyncio.sleep(PAUSE if found else LOOK_EVERY)

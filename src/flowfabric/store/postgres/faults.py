@@ -15,6 +15,7 @@ from flowfabric.core.base.errors import (
     StoreReadOnly,
     Unavailable,
 )
+from flowfabric.core.base.pages import in_pages
 from flowfabric.store.postgres.address import Address
 
 Item = TypeVar("Item")
@@ -37,6 +38,7 @@ _DATA_CLASSES = ("22", "23", "54", "P0")
 _ENDED_CLASSES = ("08", "57P")
 _LOST = ("08000", "08003", "08006", "57P01", "57P02")
 _MISSING = ("3F000", "42P01")
+_DENIED = "42501"
 
 
 _WAITPOINT_IDS = "waitpoint_of_attempt"
@@ -70,6 +72,8 @@ def translate(error: Exception, address: Address) -> FlowFabricError:
     """An error of the driver or of the server as one of ours."""
     # The server's details quote whole rows; only what it says first is passed on.
     told = error.args[0] if isinstance(error, asyncpg.PostgresError) and error.args else error
+    if isinstance(error, ConnectionRefusedError | FileNotFoundError):  # a port, or a local socket
+        told = "no server listens there"
     brief = shorten(address.censored(told), MAX_TEXT) or type(error).__name__
     text = f"{address.shown}: {brief}"
     if isinstance(error, asyncpg.UniqueViolationError) and error.constraint_name == _WAITPOINT_IDS:
@@ -88,6 +92,8 @@ def _of_server(state: str, text: str) -> FlowFabricError:
         return StoreFull(text)
     if state == "25006":
         return StoreReadOnly(text)
+    if state == _DENIED:
+        return Unavailable(f"{text} (the rights that a role needs are in the guide: Operations)")
     if state in _MISSING:
         return Unavailable(f"{text} (was the store migrated?)")
     if state.startswith(_DATA_CLASSES):
@@ -115,8 +121,7 @@ async def divide(
             if len(batch) == 1:
                 refused.append(error)
                 continue
-            size = len(batch) // PIECES + 1
-            waiting += [batch[at : at + size] for at in range(0, len(batch), size)]
+            waiting += in_pages(batch, len(batch) // PIECES + 1)
     if refused:
         raise refused[0]
     return answers

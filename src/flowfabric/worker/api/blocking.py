@@ -42,6 +42,14 @@ def has_loop() -> bool:
     return True
 
 
+def runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether it is this event loop that runs in this thread."""
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
 class CanBlock(Protocol):
     """A class that has blocking methods."""
 

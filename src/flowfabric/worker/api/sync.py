@@ -21,6 +21,7 @@ from flowfabric.worker.api.blocking import (
     blocking_as,
     deferred,
     do_now,
+    runs_here,
     unstarted,
 )
 from flowfabric.worker.api.children import FlowsApi, SubFlow
@@ -249,6 +250,12 @@ def _block_in(scope: CallScope) -> Block:
         if scope.loop.is_closed():
             work.close()
             raise Unwind("the worker is gone")
+        if runs_here(scope.loop):  # to wait here would stop the worker and all of its runs
+            work.close()
+            raise Invalid(
+                "a plain function was called, and its ctx cannot be used in the coroutine that it "
+                "returned: make the task a coroutine function; a decorator needs functools.wraps"
+            )
         return scope.cancel.block(asyncio.run_coroutine_threadsafe(work, scope.loop))
 
     return block

@@ -15,7 +15,8 @@ from flowfabric.engine.execution.claims import check_lanes, check_ttl
 
 
 class WorkerSettings(Struct, frozen=True, kw_only=True):
-    """How a worker behaves.
+    """How a worker behaves; `flowfabric.WorkerOptions` is the form for applications, where numbers
+    are seconds.
 
     `concurrency` is how many runs it executes at the same time. `lanes` are those it serves, all
     without any; they may have weights: `{"fast": 3, "slow": 1}`. `ttl` is the length of a lease
@@ -61,8 +62,3 @@ class WorkerSettings(Struct, frozen=True, kw_only=True):
         check_flag(self.heartbeat, "heartbeat")
         check_flag(self.webhooks, "webhooks")
         check_flag(self.record_renewals, "record_renewals")
-
-
-WorkerOptions = WorkerSettings
-"""In this layer; `flowfabric.WorkerOptions` is the form for applications, where numbers are
-seconds."""
