@@ -22,7 +22,15 @@ from flowfabric.core.execution.model import (
     WorkerIdentity,
 )
 from flowfabric.core.execution.submission import Submission
-from flowfabric.core.limit.budget import Budget, Limit, OnHard, Scope, chain, exhausted
+from flowfabric.core.limit.budget import (
+    Budget,
+    Limit,
+    OnHard,
+    Scope,
+    chain,
+    current,
+    exhausted,
+)
 from flowfabric.core.limit.budget_gate import STARTS
 from flowfabric.core.limit.lane import LaneState
 from flowfabric.core.limit.quota import Quota, Rate, Use
@@ -162,7 +170,9 @@ async def claim(play: LimitPlay, a: int, b: int, other: bool) -> None:
     ttl = Millis(pick_from((30_000, 30_000, 600), a))
     limit = 1 + a % 4
     settings = dict(play.book.lanes)
-    budgets = {one.name: one for one in await play.plain.records.page(BUDGETS, "", 100)}
+    now = play.clock.now()
+    stored = await play.plain.records.page(BUDGETS, "", 100)
+    budgets = {one.name: current(one, now) for one in stored}  # a period ends before it is written
     found = await play.ask(
         lambda engine: engine.claims.claim(WORKER, lanes=lanes, limit=limit, ttl=ttl), other=other
     )

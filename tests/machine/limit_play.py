@@ -72,11 +72,11 @@ class Witness(Wrapper):
     async def on_record(self, name: str, call: Call, *args: Any, **named: Any) -> Any:
         answer = await call(*args, **named)
         match (name, *args):
-            case ("put", kind, quota, _) if kind is QUOTAS and answer:
+            case ("put", kind, quota, *_) if kind is QUOTAS and answer:
                 self._book.define(quota, held_by(await everything(self.inner)))
-            case ("drop", kind, quota) if kind is QUOTAS:
+            case ("drop", kind, quota, *_) if kind is QUOTAS:
                 self._book.drop(quota)
-            case ("put", kind, lane, _) if kind is LANES and answer:
+            case ("put", kind, lane, *_) if kind is LANES and answer:
                 running = running_by_lane(await everything(self.inner))
                 self._book.decide(lane, running[lane.name])
         return answer

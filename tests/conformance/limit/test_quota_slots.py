@@ -242,8 +242,10 @@ async def test_a_run_that_is_kept_from_starting_is_no_start(lab: Lab, keep: str)
     id = await one(lab)
     for _ in range(3):
         await getattr(lab.engine.executions, keep)(id, *kept)
+        await settled(lab)
         assert (await lab.engine.quotas.status("q")).started == 0
         await getattr(lab.engine.executions, f"un{keep}")(id)
+        await settled(lab)
         assert (await lab.engine.quotas.status("q")).started == 1
     other = await one(lab)
     assert [claim.id for claim in await lab.claim(limit=9)] == [id, other]

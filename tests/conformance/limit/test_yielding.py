@@ -7,8 +7,9 @@ from flowfabric.core.execution.registry import Presence
 from flowfabric.core.limit.quota import Rate
 from flowfabric.core.limit.unclaimable import KEEPS_SLOT
 from flowfabric.engine.limit.unclaimable import LINES, PAGE
-from tests.kit.lab import Lab
+from tests.kit.lab import W2, Lab
 from tests.kit.limiting import crowd, define, finish, one, settled, slots, waits
+from tests.kit.race import Race
 
 CLOSING = ["pause", "drain"]
 
@@ -178,6 +179,21 @@ async def test_a_start_that_was_not_made_is_given_back_with_the_slot(lab: Lab) -
     assert await waits(lab, held)
     await waited(lab, 60_000)
     assert (await lab.claim_one()).id == held
+
+
+@pytest.mark.inside
+async def test_one_that_is_granted_meanwhile_keeps_its_slot(
+    lab: Lab, second_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I-28, I-30: its worker redeems the grant, also if it came between the look and the change"""
+    await define(lab, concurrency=1)
+    held = await one(lab, "q", lane="mail")
+    await close(lab, "pause")
+    other = await one(lab, "q")
+    Race(lab, monkeypatch).before("apply", lambda: second_lab.engine.grants.issue(held, W2))
+    await waited(lab)
+    assert await waits(lab, other)
+    assert (await lab.engine.grants.claim(held, W2)).id == held
 
 
 async def test_a_draining_lane_takes_no_replays(lab: Lab) -> None:
