@@ -57,13 +57,6 @@ def test_a_clock_that_goes_back_refills_nothing_and_locks_no_caller_out() -> Non
     assert limiter.take("a", 0.1) == 0.0
 
 
-def test_a_large_request_needs_a_full_bucket() -> None:
-    limiter = RateLimiter(TEN)
-    assert limiter.take("a", 0.0, cost=500) == 0.0
-    assert limiter.take("a", 0.5, cost=500) == pytest.approx(0.5)
-    assert limiter.take("a", 1.0, cost=500) == 0.0
-
-
 def test_memory_is_bounded_and_the_busy_are_remembered() -> None:
     limiter = RateLimiter(parse_rate("1/h"), most=100)
     assert limiter.take("busy", 0.0) == 0.0

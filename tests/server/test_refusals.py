@@ -10,7 +10,7 @@ from flowfabric.core.base import errors
 from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.engine.engine import Engine
-from flowfabric.server.http.errors import answer_to
+from flowfabric.server.http.errors import answer_to, error_headers
 from tests.kit.http import NOBODY, error_of
 
 pytestmark = pytest.mark.rules
@@ -125,6 +125,13 @@ def test_the_table(
 )
 def test_texts_that_clients_look_for(error: FlowFabricError, text: str) -> None:
     assert answer_to(error)[1].error == text
+
+
+@pytest.mark.parametrize(("error", "status", "kind", "retryable"), TABLE)
+def test_only_what_may_be_tried_again_says_when(
+    error: FlowFabricError, status: int, kind: str | None, retryable: bool | None
+) -> None:
+    assert ("Retry-After" in error_headers(error)) is (status in (429, 503) and bool(retryable))
 
 
 def test_details_have_the_names_of_the_original() -> None:

@@ -80,7 +80,7 @@ CLAIM_DURATION = _histogram(
 LEASE_RENEWALS = _counter("ff_lease_renewal_total", "Renewals of leases: ok or err.", "outcome")
 ATTEMPT_OUTCOMES = _counter(
     "ff_attempt_outcome_total",
-    "How attempts ended: ok, error, timeout, cancelled or retry.",
+    "How attempts ended, and runs while they had none: ok, error, timeout, cancelled or retry.",
     "lane",
     "outcome",
 )

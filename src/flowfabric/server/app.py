@@ -2,8 +2,8 @@
 
 The routes of FlowFabric 0.15, which its clients rely on word for word, have files of their own:
 executions, flows, waitpoints, workers, budgets, quotas, keys and streams. What this server has
-beside them for the same nouns is in search, graphs, decisions, the reads of workers and the
-settings of limits.
+beside them for the same nouns is in search, graphs, decisions, suspended, the reads of workers and
+the settings of limits.
 """
 
 from functools import cache
@@ -38,7 +38,7 @@ from flowfabric.server.limit import budgets, lanes, quotas
 from flowfabric.server.limit import settings as limit_settings
 from flowfabric.server.openapi import OPENAPI, describe, openapi_document
 from flowfabric.server.remote import engine_calls
-from flowfabric.server.wait import approvals, decisions, keys, waitpoints
+from flowfabric.server.wait import approvals, decisions, keys, suspended, waitpoints
 from flowfabric.server.worker import reads as worker_reads
 from flowfabric.server.worker import work, workers
 
@@ -57,6 +57,7 @@ HANDLERS = [
     *describe("events", events.HANDLERS),
     *describe("events", webhooks.HANDLERS),
     *describe("waitpoints", waitpoints.HANDLERS),
+    *describe("waitpoints", suspended.HANDLERS),
     *describe("workers", workers.HANDLERS),
     *describe("flows", flows.HANDLERS),
     *describe("budgets", budgets.HANDLERS),

@@ -125,6 +125,17 @@ async def test_at_least_one_waitpoint_and_at_most_a_thousand_are_shown(lab: Lab)
         await listed(claim.id, after="no uuid")  # type: ignore[arg-type]
 
 
+async def test_a_waitpoint_that_has_expired_is_not_shown(lab: Lab) -> None:
+    """3.40 beside 3.41: what is shown has a token, and takes signals. E-T248"""
+    claim = await take(lab, await lab.submit())
+    made = await create_waitpoint(lab, claim, "soon", expires_in=Millis(1_000))
+    lab.clock.advance(999)
+    assert [each.id for each in await lab.engine.suspensions.waitpoints(claim.id)] == [made.id]
+    lab.clock.advance(1)  # the sweep has not closed it yet
+    assert await lab.engine.suspensions.token(claim.id, made.id) is None
+    assert await lab.engine.suspensions.waitpoints(claim.id) == []
+
+
 async def test_waitpoints_of_nothing(lab: Lab) -> None:
     """E-T246: none for one that never waited, an error for one that does not exist."""
     claim = await lab.running()

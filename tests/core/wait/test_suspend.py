@@ -396,7 +396,7 @@ def test_what_belongs_to_the_execution_is_found_again_by_a_replay() -> None:
     end = held.to(Ended(Outcome.CANCELLED, NOW, attempt=0))
     assert waits_of(end).pending == waits_of(held).pending
     assert end.alarm_at is None
-    assert describe(end, {}, EMPTY_RING) == []
+    assert describe(end, NOW, {}, EMPTY_RING) == []
     assert waits_of(after(operator.replay(end, NOW))).pending == waits_of(held).pending
     succeeded = held.to(Ended(Outcome.SUCCESS, NOW, attempt=0))
     assert waits_of(after(operator.replay(succeeded, NOW))).pending == ()

@@ -235,11 +235,15 @@ def expire_pending(
     return Change(WaitpointsClosed(gone), snapshot, snapshot.to(snapshot.state, life=life))
 
 
-def describe(snapshot: Snapshot, rows: dict[UUID, Waitpoint], ring: Keyring) -> list[OpenWaitpoint]:
-    """The open waitpoints of an execution, by id; one that has ended has none."""
+def describe(
+    snapshot: Snapshot, now: Millis, rows: dict[UUID, Waitpoint], ring: Keyring
+) -> list[OpenWaitpoint]:
+    """The waitpoints of an execution that accept signals, by id; one that has ended has none."""
     if isinstance(snapshot.state, Ended):
         return []
-    open_ones = {p.id: p for p in (snapshot.life.waits or NO_WAITS).open}
+    waits = snapshot.life.waits or NO_WAITS
+    open_ones = {p.id: p for p in waits.active}
+    open_ones |= {p.id: p for p in waits.pending if not p.has_expired(now)}
     return [
         _described(snapshot, rows[id], ring, open_ones[id])
         for id in sorted(open_ones)

@@ -352,7 +352,7 @@ class Suspensions(Service):
         ring, now = await self._context.ring.read(), self._now()
         rows = await self._rows(snapshot)
         shown = {id: _signable(ring, row, now) for id, row in rows.items()}
-        found = waitpoint_rules.describe(snapshot, shown, ring)
+        found = waitpoint_rules.describe(snapshot, now, shown, ring)
         return [item for item in found if cursor is None or item.id > cursor][:wanted]
 
     async def terms(self, uuid: UUID, waitpoint: UUID) -> Terms | None:

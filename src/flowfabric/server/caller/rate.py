@@ -44,16 +44,14 @@ class RateLimiter:
         """How many callers are remembered."""
         return len(self._buckets)
 
-    def take(self, caller: str, now: float, cost: float = 1.0) -> float:
+    def take(self, caller: str, now: float) -> float:
         """0.0 if the request may go on, otherwise the seconds after which it may (`Retry-After`).
-        A refused request costs nothing. One that costs more than a bucket holds needs a full
-        one."""
+        A refused request costs nothing."""
         bucket = self._bucket(caller, now)
-        price = min(cost, self._size)
-        if bucket.left >= price - ROUNDING:
-            bucket.left = max(0.0, bucket.left - price)
+        if bucket.left >= 1 - ROUNDING:
+            bucket.left = max(0.0, bucket.left - 1)
             return 0.0
-        return (price - bucket.left) / self._per_second
+        return (1 - bucket.left) / self._per_second
 
     def _bucket(self, caller: str, now: float) -> Bucket:
         bucket = self._buckets.get(caller)

@@ -237,7 +237,7 @@ def error_headers(error: FlowFabricError) -> dict[str, str]:
             return {"WWW-Authenticate": "Bearer"}
         case errors.Overloaded():
             return {"Retry-After": str(max(1, ceil(error.retry_after)))}
-        case errors.Unavailable() | errors.RetryExhausted():
+        case errors.Unavailable() | errors.RetryExhausted() if error.retryable:
             return {"Retry-After": "1"}
         case _:
             return {}

@@ -14,7 +14,7 @@ from litestar.params import QueryParameter
 from flowfabric.core.access.token import Identity
 from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.ids import ANYWHERE, ExecutionId
-from flowfabric.core.base.time import parse_span
+from flowfabric.core.base.time import Millis, parse_span
 from flowfabric.engine.engine import Engine
 from flowfabric.server.caller.access import (
     caller_of,
@@ -29,6 +29,8 @@ from flowfabric.server.http.wire import MAX_U64, read_id, read_uuid_text, same_u
 
 MAX_WAIT = 30.0
 MAX_PAGE = 1000
+MOMENT_DIGITS = 15
+"""Of a moment in the year 9999."""
 
 Cursor = Annotated[str | None, QueryParameter(description="The `next_cursor` of the page before")]
 PageLimit = Annotated[
@@ -138,6 +140,18 @@ async def until_ended(request: Request[Any, Any, Any], id: str, wait: str | None
     waiting, _ = await while_wanted(request, views.wait(key, seconds))
     with suppress(TimeoutError, asyncio.CancelledError, NotFound):
         waiting.result()
+
+
+def moment_cursor(at: Millis, id: ExecutionId) -> str:
+    """The cursor of a list that is ordered by a moment, and by the id where moments are equal."""
+    return f"{at}~{id}"
+
+
+def read_moment_cursor(text: str) -> tuple[Millis, ExecutionId]:
+    moment, _, id = text.partition("~")
+    if not moment.isdecimal() or len(moment) > MOMENT_DIGITS:
+        raise Invalid(f"not a cursor: {text[:80]!r}")
+    return Millis(int(moment)), read_id(id)
 
 
 def read_tag(text: str | None) -> tuple[str, str] | None:

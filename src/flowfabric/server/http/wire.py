@@ -335,8 +335,8 @@ def respond(
     return JsonAnswer(encode(value), status_code=status, headers=headers)
 
 
-def empty(status: int = 204) -> Response[Any]:
-    return Response(content=None, status_code=status)
+def empty() -> Response[Any]:
+    return Response(content=None, status_code=204)
 
 
 def refuse(status: int, detail: str) -> NoReturn:

@@ -1,24 +1,34 @@
-"""Workers as operators look for them: which are there, and what each holds."""
+"""Workers as operators look for them: which are there, what each holds, which leases ran out."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from litestar import Request, Response, get
-from litestar.params import FromPath, FromQuery
+from litestar.params import FromPath, FromQuery, QueryParameter
 
 from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.registry import HeldLease, Presence
+from flowfabric.engine.execution.claims import MAX_EXPIRED_PAGE
 from flowfabric.server.caller.access import caller_of, needs
 from flowfabric.server.context import engine_of
-from flowfabric.server.http.documents import document
+from flowfabric.server.http.documents import document, plain, respond_page
 from flowfabric.server.http.parameters import (
     MAX_PAGE,
     Cursor,
     Namespace,
     PageLimit,
+    moment_cursor,
+    read_moment_cursor,
+    shared_engine,
     visible_namespace,
 )
 from flowfabric.server.http.shown import also, listing, page, shown
 from flowfabric.server.http.wire import respond
+from flowfabric.store.queries import ExpiredLease
+
+LeaseLimit = Annotated[
+    int, QueryParameter(ge=0, description="At most so many, up to 10,000; 0 for none")
+]
 
 
 @get(
@@ -70,6 +80,30 @@ def _write_cursor(entry: Presence) -> str:
     return f"{len(namespace)}~{namespace}{instance}"
 
 
+@get("/v1/leases/expired", opt=needs("read", shows=page("leases", shown(ExpiredLease))))
+async def expired_leases(
+    request: Request[Any, Any, Any],
+    namespace: Namespace = None,
+    as_of: FromQuery[int | None] = None,
+    cursor: Cursor = None,
+    limit: LeaseLimit = 1000,
+) -> Response[dict[str, Any]]:
+    """Leases that ran out or were revoked and were not taken over yet, the earliest first, for a
+    supervisor that reclaims; with `as_of` those that run out until that moment."""
+    most = min(limit, MAX_EXPIRED_PAGE)
+    found = await shared_engine(request).claims.expired(
+        as_of=None if as_of is None else Millis(as_of),
+        after=None if cursor is None else read_moment_cursor(cursor),
+        limit=most,
+        namespace=namespace,
+    )
+    return respond_page("leases", found, most, _lease_cursor, plain)
+
+
+def _lease_cursor(each: ExpiredLease) -> str:
+    return moment_cursor(each.expires_at, each.id)
+
+
 def _read_cursor(text: str) -> tuple[str, str]:
     length, tilde, names = text.partition("~")
     if not (tilde and length.isascii() and length.isdigit() and len(length) < 4):
@@ -77,4 +111,4 @@ def _read_cursor(text: str) -> tuple[str, str]:
     return names[: int(length)], names[int(length) :]
 
 
-HANDLERS = [list_workers, worker_leases]
+HANDLERS = [list_workers, worker_leases, expired_leases]
