@@ -7,7 +7,7 @@ from flowfabric import Context, Fabric
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.wait.condition.model import Single
-from flowfabric.core.wait.suspend import Binding, Suspend, Wait
+from flowfabric.core.wait.request import Binding, Suspend, Wait
 from flowfabric.worker.api.task import Task
 
 PLAN = {"amount": 250, "to": "ada"}

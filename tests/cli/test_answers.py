@@ -112,6 +112,8 @@ def test_a_token_for_a_run_is_wrong_usage(cli: Cli, patient: Patient) -> None:
         ([], "a signal to a run needs a name"),
         (["paid", "{"], "the payload is not JSON: "),
         (["paid", "NaN"], "the payload is not JSON: NaN is not a number"),
+        (["paid", "1e400"], "the payload is not JSON: Number out of range"),
+        (["paid", '"\\ud800"'], "the payload is not JSON: "),
         (["paid", '{"a": 1, "a": 2}'], "the payload is not JSON: a member is named twice"),
         (["paid", "1", "--file", "x"], "the payload is given twice"),
         (["paid", "--file", "nowhere.json"], "the payload cannot be read from nowhere.json: No "),

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from flowfabric import Fabric
-from flowfabric.core.execution.granted import grant_id_from_key
+from flowfabric.core.execution.grant_record import grant_id_from_key
 from tests.cli.terminal import NOBODY, Cli, Work
 
 LEASE, OTHER, ATTEMPT = (f"01a1e105-5216-7000-b234-22890e43ab8{digit}" for digit in "123")

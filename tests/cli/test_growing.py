@@ -44,10 +44,22 @@ def test_a_member_needs_some_of_its_upstreams(cli: Cli, work: Work) -> None:
     for up in ups:
         cli("flow", "edge", flow, up, last, "--on", "on_any_end")
     other = add(cli, flow, "y")
+    both = cli.complaint("flow", "needs", flow, other, "--any", "--quorum", "2", code=2)
+    assert both == "give --any or --quorum, not both"
     assert cli.json("flow", "needs", flow, other, "--any")["changed"] is True
     cli("flow", "edge", flow, ups[0], other)
     cli("flow", "seal", flow)
     assert finish(work) == 4
+
+
+def test_a_member_has_the_namespace_of_its_flow(cli: Cli) -> None:
+    """Or no worker of that namespace would ever run it."""
+    cli("migrate")
+    flow = cli("flow", "create", "trip", "--namespace", "acme").stdout.strip()
+    run = add(cli, flow, "Ada")
+    assert cli.json("run", "show", run)["namespace"] == "acme"
+    other = cli("flow", "add", flow, "greet", "--namespace", "beta").stdout.strip()
+    assert cli.json("run", "show", other)["namespace"] == "beta"
 
 
 def test_what_is_said_twice_changes_nothing(cli: Cli) -> None:
@@ -68,6 +80,9 @@ def test_what_cannot_be_added_says_why(cli: Cli) -> None:
     assert cli.complaint("flow", "add", NO_FLOW, "greet", code=3) == f"no flow {NO_FLOW}"
     assert "is not JSON" in cli.complaint("flow", "add", NO_FLOW, "greet", "--args", "{", code=2)
     flow = cli("flow", "create", "trip").stdout.strip()
+    no_object = cli.complaint("flow", "add", flow, "greet", "--args", "[1]", code=2)
+    assert no_object == "--args is not a JSON object"
+    assert cli.complaint("flow", "join", flow, NO_FLOW, code=3) == f"no run {NO_FLOW}"
     a, b = add(cli, flow, "a"), add(cli, flow, "b")
     cli("flow", "edge", flow, a, b)
     assert "depends on" in cli.complaint("flow", "edge", flow, b, a, code=2)

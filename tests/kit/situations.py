@@ -27,7 +27,7 @@ from flowfabric.core.execution.status import Vector
 from flowfabric.core.wait import suspend as rules
 from flowfabric.core.wait.condition.model import Single
 from flowfabric.core.wait.model import Loaded
-from flowfabric.core.wait.suspend import Binding, Suspend, Wait
+from flowfabric.core.wait.request import Binding, Suspend, Wait
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.execution.views import Description
 from tests.kit.lab import TTL, W1, Lab

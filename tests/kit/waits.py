@@ -17,8 +17,14 @@ from flowfabric.core.wait.condition.model import (
     TimeoutOnly,
     keys_of,
 )
+from flowfabric.core.wait.request import (
+    Binding,
+    Suspend,
+    Wait,
+    WaitpointUse,
+)
 from flowfabric.core.wait.signal import Accepted, Delivery, DuplicateSignal
-from flowfabric.core.wait.suspend import AlreadyMet, Binding, Suspend, Wait, WaitpointUse
+from flowfabric.core.wait.suspend import AlreadyMet
 from flowfabric.core.wait.token import Token
 from flowfabric.engine.execution.attempts import Owned
 from flowfabric.engine.wait.suspensions import Ticket

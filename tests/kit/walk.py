@@ -10,7 +10,7 @@ from msgspec import Struct
 from flowfabric.core.base.errors import FlowFabricError, NotEligible
 from flowfabric.core.base.ids import new_uuid7
 from flowfabric.core.base.time import NO_TIME, Millis
-from flowfabric.core.execution import attempt, grant, lease, operator
+from flowfabric.core.execution import attempt, grant, lease, operator, reclaim
 from flowfabric.core.execution.attempts import inline_attempts
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.event import Event
@@ -81,7 +81,7 @@ Deed = Callable[[Snapshot, Millis, Owner], Change[Any]]
 
 
 def _reclaim(snapshot: Snapshot, now: Millis, owner: Owner) -> Change[Any]:
-    return grant.reclaim(snapshot, now, Taking(UUID(int=1 << 64 | now), W2, TTL))
+    return reclaim.reclaim(snapshot, now, Taking(UUID(int=1 << 64 | now), W2, TTL))
 
 
 def _step(now: Millis) -> Step:
@@ -105,7 +105,7 @@ DEEDS: dict[str, Deed] = {
     **BY_OWNERS,
     "take": lambda held, now, owner: take(held, now),
     "grant": lambda held, now, owner: grant.issue_grant(held, now, _GRANTEE),
-    "reclaim grant": lambda held, now, owner: grant.issue_reclaim_grant(held, now, _GRANTEE),
+    "reclaim grant": lambda held, now, owner: reclaim.issue_reclaim_grant(held, now, _GRANTEE),
     "reclaim": _reclaim,
     "revoke": lambda held, now, owner: lease.revoke(held, now, reason="enough"),
     "mark": lambda held, now, owner: lease.mark_expired(held, now),

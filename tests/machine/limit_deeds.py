@@ -28,8 +28,9 @@ from flowfabric.core.limit.lane import LaneState
 from flowfabric.core.limit.quota import Quota, Rate, Use
 from flowfabric.core.limit.spend import Reserved
 from flowfabric.core.wait.condition.model import Single
+from flowfabric.core.wait.request import Binding, Suspend, Wait
 from flowfabric.core.wait.signal import Delivery
-from flowfabric.core.wait.suspend import Binding, NowSuspended, Suspend, Wait
+from flowfabric.core.wait.suspend import NowSuspended
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.store.rows.record import BUDGETS
 from tests.machine.limit_play import Holding, LimitPlay

@@ -290,10 +290,12 @@ class Life(Sleeper):
 
     def sweep(self, now: int) -> None:
         """Everything that is due, in the order deadline, attempt timeout, lease, suspension,
-        delay, pending waitpoints."""
+        delay, pending waitpoints. A lease that ran out before the timeout comes before it."""
         nothing = one("AlreadySatisfied")
         while self.due(now):
-            steps = (self.expire, self.mark_expired, self.expire_suspension)
+            steps = [self.expire, self.mark_expired, self.expire_suspension]
+            if self._lost_in_time(now):
+                steps.remove(self.expire)
             if any(step(now) != nothing for step in steps):
                 continue
             passed = self.until is not None and self.until <= now
@@ -306,6 +308,12 @@ class Life(Sleeper):
                 self._moved()
             else:
                 self.expire_doors(now)
+
+    def _lost_in_time(self, now: int) -> bool:
+        """Whether its lease runs out before its attempt can time out. A deadline ends it anyway."""
+        over = self.deadline_at is not None and self.deadline_at <= now
+        timed = self.stage is Stage.RUNNING and self.times_out_at is not None and not over
+        return timed and self.expires_at < (self.times_out_at or 0)
 
     def _question_block(self, now: int) -> None:
         """No budget and no quota is in the way here, and no worker is registered."""

@@ -13,8 +13,13 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.wait.channel import waitpoint_id
 from flowfabric.core.wait.condition import model as core
 from flowfabric.core.wait.model import Behaviour, ResumePolicy, StepRef
+from flowfabric.core.wait.request import (
+    Binding,
+    Suspend,
+    Wait,
+    WaitpointUse,
+)
 from flowfabric.core.wait.signal import Delivery, DuplicateSignal
-from flowfabric.core.wait.suspend import Binding, Suspend, Wait, WaitpointUse
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.attempts import Owned
 from tests.machine.deeds import Call

@@ -8,7 +8,7 @@ import pytest
 
 from flowfabric.core.wait.condition.model import ByName, Single
 from flowfabric.core.wait.model import Terms
-from flowfabric.core.wait.suspend import Binding, Wait
+from flowfabric.core.wait.request import Binding, Wait
 from flowfabric.core.wait.token import digest_of
 from flowfabric.engine.engine import Engine
 from flowfabric.store.clock import ManualClock

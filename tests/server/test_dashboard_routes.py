@@ -73,6 +73,24 @@ async def test_workers_and_what_they_hold(engine: Engine, http: httpx.AsyncClien
     assert (await http.get("/v1/workers?cursor=nonsense")).status_code == 400
 
 
+async def test_workers_are_paged_whatever_their_names_are(
+    engine: Engine, http: httpx.AsyncClient
+) -> None:
+    """§7.4: every worker once, in the order of namespace and instance"""
+    keys = [(place, f"{host}~1") for place in ("a", "a~b", "a~b c", "ä") for host in ("b", "w")]
+    for place, instance in keys:
+        await engine.workers.register(Presence(worker="w", instance=instance, namespace=place))
+    found, query = [], {"limit": "1"}
+    for _ in keys:
+        page = (await http.get("/v1/workers", params=query)).json()
+        found += [(entry["namespace"], entry["instance"]) for entry in page["workers"]]
+        query["cursor"] = page["next_cursor"]
+    assert found == sorted(keys)
+    for wrong in ("nonsense", "a~b", "1", "~", "9999~a"):
+        reply = await http.get("/v1/workers", params={"cursor": wrong})
+        assert reply.status_code == 400
+
+
 async def test_workers_of_other_namespaces_are_not_seen(
     engine: Engine, guarded: httpx.AsyncClient
 ) -> None:

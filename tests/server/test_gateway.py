@@ -15,8 +15,8 @@ from tests.kit.http import EXECUTION, create
 pytestmark = pytest.mark.rules
 
 
-def client(engine: Engine, options: ServerOptions) -> httpx.AsyncClient:
-    context = ServerContext(engine, Authentication(engine, is_open=True), options)
+def client(engine: Engine, options: ServerOptions, *, is_open: bool = True) -> httpx.AsyncClient:
+    context = ServerContext(engine, Authentication(engine, is_open=is_open), options)
     return httpx.AsyncClient(
         transport=httpx.ASGITransport(create_app(context)), base_url="http://server"
     )
@@ -89,9 +89,22 @@ async def test_a_caller_beyond_its_rate_waits(engine: Engine) -> None:
 async def test_guessing_tokens_has_a_rate(engine: Engine, path: str) -> None:
     options = ServerOptions(rate_limit=parse_rate("3/h", "rate"))
     wrong = {"Authorization": "Bearer ff_ci_guess"}
-    async with client(engine, options) as http:
+    async with client(engine, options, is_open=False) as http:
         found = [(await http.get(path, headers=wrong)).status_code for _ in range(5)]
     assert found == [401, 401, 401, 429, 429]
+
+
+@pytest.mark.parametrize("header", ["Bearer of-another-server", "Basic YWRhOng=", ""])
+async def test_a_server_without_tokens_refuses_no_header(
+    http: httpx.AsyncClient, engine: Engine, header: str
+) -> None:
+    """1.6: where no token is set, everything is open. The first one that is made counts at once."""
+    sent = {"Authorization": header}
+    assert (await http.get("/v1/counts", headers=sent)).status_code == 200
+    assert (await http.get("/v1/me", headers=sent)).json()["open"] is True
+    made = await engine.tokens.create("ada", ["read"], by="test")
+    mine = {"Authorization": f"Bearer {made.secret.reveal()}"}
+    assert (await http.get("/v1/me", headers=mine)).json()["name"] == "ada"
 
 
 @pytest.mark.parametrize("second", ["Bearer trusted-token-of-the-test", "Bearer other"])
@@ -124,6 +137,19 @@ async def test_a_request_is_one_record_of_the_log(
     found = vars(record)
     assert (found["request_id"], found["caller"]) == ("abc-2", "anonymous")
     assert 0 <= found["seconds"] < 60
+
+
+@pytest.mark.parametrize(
+    "path", ["/x%0aFORGED", "/x%0d%0aFORGED", "/x%1b[2JFORGED", "/x%E2%80%A8FORGED"]
+)
+async def test_no_caller_writes_lines_of_its_own_into_the_log(
+    http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    with caplog.at_level("INFO", "flowfabric.server.access"):
+        assert (await http.get(path)).status_code == 404
+    (record,) = [each for each in caplog.records if each.name == "flowfabric.server.access"]
+    assert record.getMessage().isprintable()
+    assert "FORGED 404 in " in record.getMessage()
 
 
 async def test_a_log_without_such_lines_costs_no_record(

@@ -209,8 +209,8 @@ async def test_expired_leases_are_paged(http: httpx.AsyncClient, lab: Lab) -> No
 async def test_how_many_expired_leases_and_lanes_are_listed(
     http: httpx.AsyncClient, lab: Lab, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C-T63, C-T132, §7.4, §7.5: 1,000 by default and 10,000 at most; a limit of 0 is an empty
-    page"""
+    """C-T63, C-T132, E-T245, §7.4, §7.5: 1,000 by default and 10,000 at most; a limit of 0 is an
+    empty page"""
     await lab.lose(await lab.running())
     asked: list[int] = []
     expired = engine.claims.expired
@@ -224,7 +224,11 @@ async def test_how_many_expired_leases_and_lanes_are_listed(
         page = (await http.get("/v1/leases/expired", params=params)).json()
         assert (len(page["leases"]), page["next_cursor"]) == (1, None)
     assert asked == [1000, 10_000, 10_000]
-    for noun, path in (("leases", "/v1/leases/expired"), ("lanes", "/v1/lanes")):
+    for noun, path in (
+        ("leases", "/v1/leases/expired"),
+        ("lanes", "/v1/lanes"),
+        ("executions", "/v1/suspended"),
+    ):
         none = await http.get(path, params={"limit": 0})
         assert none.json() == {noun: [], "next_cursor": None}
 

@@ -59,7 +59,6 @@ TABLE: list[tuple[FlowFabricError, int, str | None, bool | None]] = [
     (errors.GrantExpired("x"), 409, "contention", True),
     (errors.Locked("x"), 409, "contention", True),
     (INACTIVE, 409, "contention", True),
-    (errors.AlreadyEnded("x", "success"), 409, "contention", True),
     (errors.RetryExhausted("x"), 503, "retry_exhausted", True),
     (errors.NotTerminal("x"), 409, "execution_not_terminal", False),
     (errors.MaxReplays("x"), 409, "max_replays_exhausted", False),
@@ -93,7 +92,7 @@ def test_the_table(
     assert (None if status in (400, 404) else body.retryable) is retryable
     assert body.error
     assert body.code
-    if status in (409, 429, 503) and not isinstance(error, errors.NotActive | errors.AlreadyEnded):
+    if status in (409, 429, 503) and not isinstance(error, errors.NotActive):
         # Execution 5.1: who calls the engine is told the same. Of an execution that is not active
         # only clients of the original are told to try again (5.3 and 5.4).
         assert error.retryable is retryable

@@ -9,6 +9,7 @@ import pytest
 
 from flowfabric.core.execution.submission import Submission
 from flowfabric.core.flow.graph import Graph, GraphEdge, GraphNode
+from tests.kit.flowing import die_after_commits
 from tests.kit.http import BUDGET, add_member, create, create_flow
 from tests.kit.lab import Lab
 from tests.kit.signalling import fresh
@@ -489,6 +490,31 @@ async def test_the_upstream_that_fires_a_race_passes_its_result(
 ) -> None:
     """coordination.md 1.6: a later result of another upstream changes nothing, not even one of the
     same moment."""
+    claims = await race_of_two(player)
+    first, second = (claims[number] for number in order)
+    await player.do(first, "complete", result_base64=b64(b"first"))
+    await lab.pass_time(pause)
+    await player.do(second, "complete", result_base64=b64(b"second"))
+    assert (await player.take("down"))["payload"] == b64(b"first")
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+async def test_of_upstreams_that_are_counted_at_once_the_first_passes_its_result(
+    player: Player, lab: Lab, order: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """coordination.md 1.6: the server died after both commits, and the sweep finds what it owes."""
+    claims = await race_of_two(player)
+    with monkeypatch.context() as dead:
+        die_after_commits(lab, dead)
+        for number, result in zip(order, (b"first", b"second"), strict=True):
+            await player.do(claims[number], "complete", result_base64=b64(result))
+            lab.clock.advance(1)
+    await lab.engine.sweep.once()
+    assert (await player.take("down"))["payload"] == b64(b"first")
+
+
+async def race_of_two(player: Player) -> list[dict[str, Any]]:
+    """The claims of two upstreams, one of which is enough for their downstream."""
     http, flow = player.http, await create_flow(player.http)
     racers = [await add_member(http, flow, lane_id="up") for _ in range(2)]
     downstream = await add_member(http, flow, lane_id="down")
@@ -499,12 +525,7 @@ async def test_the_upstream_that_fires_a_race_passes_its_result(
         edge = {"edge_id": str(fresh()), "data_passing_ref": "output", **ends}
         await player.post(f"/v1/flows/{flow}/edges", 201, expected_graph_revision=revision, **edge)
         await player.post(f"/v1/flows/{flow}/edges/apply", graph_revision=revision + 1, **edge)
-    claims = [await player.take("up") for _ in racers]
-    first, second = (claims[number] for number in order)
-    await player.do(first, "complete", result_base64=b64(b"first"))
-    await lab.pass_time(pause)
-    await player.do(second, "complete", result_base64=b64(b"second"))
-    assert (await player.take("down"))["payload"] == b64(b"first")
+    return [await player.take("up") for _ in racers]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

@@ -53,6 +53,14 @@ async def test_complete_keeps_the_result(
     assert await worker.engine.views.result(claim["execution_id"]) == stored
 
 
+async def test_a_result_says_how_it_is_encoded(worker: HttpWorker) -> None:
+    claim = await worker.take()
+    body = {"result_base64": "gA==", "result_encoding": "msgpack"}
+    await worker.do(claim, "complete", **body)
+    seen = await worker.http.get(f"/v1/executions/{claim['execution_id']}/describe")
+    assert seen.json()["result_encoding"] == "msgpack"
+
+
 async def test_complete_with_a_raw_body(worker: HttpWorker) -> None:
     claim = await worker.take()
     url = f"/v1/work/{claim['execution_id']}/complete"

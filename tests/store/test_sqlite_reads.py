@@ -246,10 +246,15 @@ async def test_leases_that_ran_out_and_lost_ones_are_listed(bench: Bench) -> Non
     await bench.apply(revoke(revoked, bench.now, reason="drain"))
     as_of = Millis(bench.now + TTL)
     found = await bench.store.expired_leases(as_of, None, 10, None)
-    wanted = [*sorted((first, revoked), key=lambda s: s.execution.uuid.bytes), second]
+    wanted = [revoked, first, second]
     assert [item.id for item in found] == [text_of(snapshot) for snapshot in wanted]
     assert [item.lease_id for item in found] == [lease_of(snapshot).id for snapshot in wanted]
     assert {(item.instance, item.epoch, item.attempt) for item in found} == {("w1-a", 1, 0)}
+    assert [item.expires_at for item in found] == [
+        bench.now,
+        lease_of(first).expires_at,
+        lease_of(second).expires_at,
+    ]
     after = (found[0].expires_at, wanted[0].execution.uuid)
     assert await bench.store.expired_leases(as_of, after, 1, None) == found[1:2]
     one = await bench.store.expired_leases(as_of, None, 10, "ns")

@@ -251,6 +251,50 @@ async def test_beside_a_step_the_signals_of_losers_are_kept_as_well(bench: Bench
     assert await run.result(timeout=60) == ["again", 1, 2, 3]
 
 
+async def test_a_signal_that_resumed_the_run_wins_over_a_timer_that_was_over(bench: Bench) -> None:
+    """The timer was over, but no sweep had seen it: the suspension took the signal. If the timer
+    won, the signal would be lost."""
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[Any]:
+        return [*await ctx.race(late=ctx.sleep("1h"), go=ctx.wait_for_signal("go", int))]
+
+    run = await job.submit()
+    await bench.work()
+    bench.clock.advance(HOUR + 1)
+    assert (await bench.fabric.signal(run, "go", 5)).resumed
+    await bench.work()
+    assert await run.result() == ["go", 5]
+
+
+@pytest.mark.inside
+@pytest.mark.parametrize("names", [("a",), ("a", "b")])
+async def test_what_a_look_has_found_wins_over_a_step_that_ends_meanwhile(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
+    """The look was committed and not answered when the step ended. Several signals are read from
+    the store after that."""
+    suspensions, looked = bench.engine.suspensions, asyncio.Event()
+    go_on = suspensions.go_on
+
+    async def slowly(*args: Any) -> Any:
+        met = await go_on(*args)
+        looked.set()
+        await asyncio.sleep(0.05)
+        return met
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> list[Any]:
+        return [*await ctx.race(step=ctx.step(looked.wait), all=ctx.wait_for_all(*names))]
+
+    monkeypatch.setattr(suspensions, "go_on", slowly)
+    run = await job.submit()
+    for name in names:
+        await bench.fabric.signal(run, name, 1)
+    await bench.work()
+    assert await run.result() == ["all", dict.fromkeys(names, 1)]
+
+
 @pytest.mark.inside
 async def test_a_race_that_ends_during_a_look_takes_no_signal_from_others(
     bench: Bench, log: Log, monkeypatch: pytest.MonkeyPatch

@@ -329,7 +329,8 @@ async def grant(
 
 @command(app)
 async def reset(engine: Engine, screen: Screen, names: Names) -> None:
-    """Begin a new period now, with nothing spent. Scheduled resets keep their times."""
+    """Begin a new period now, with nothing spent. With --every, the next one is a whole interval
+    away."""
     for name in names:
         next_at = (await engine.budgets.reset(name)).next_reset_at
         later = "" if next_at is None else f", next {local(next_at)}"

@@ -20,9 +20,9 @@ from flowfabric.cli.errors import CommandError, ExitCode
 from flowfabric.cli.format import local, number_of, pairs_text, span
 from flowfabric.cli.json import document
 from flowfabric.cli.output import Cells, Screen, printable
-from flowfabric.cli.parse import read_json, read_tag
+from flowfabric.cli.parse import read_object, read_tag
 from flowfabric.cli.table import Table, pages
-from flowfabric.core.base.errors import InvalidId
+from flowfabric.core.base.errors import InvalidId, NotFound
 from flowfabric.core.base.ids import ExecutionId, parse_uuid
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.status import PublicState
@@ -371,11 +371,14 @@ async def add(
     kind: Annotated[str, Argument(metavar="TASK", help="The task it runs.")],
     args: Annotated[str, Option(metavar="JSON", help="Its arguments as one JSON object.")] = "{}",
     lane: Annotated[str, Option(help="Its lane.")] = "default",
-    namespace: Annotated[str, Option(help="Its namespace.")] = "default",
+    namespace: Annotated[str | None, Option(help="Its namespace; by default the flow's.")] = None,
     key: Annotated[str | None, Option(help="Adding the same key again changes nothing.")] = None,
 ) -> None:
     """Add a run to a flow and print its id. It waits until the flow is sealed, if it is not yet."""
-    payload = msgspec.json.encode(read_json(args, "--args"))
+    payload = msgspec.json.encode(read_object(args, "--args"))
+    if namespace is None:
+        found = await engine.flow_views.get(flow)
+        namespace = "default" if found is None else found.namespace
     wanted = Submission(
         kind=kind, payload=payload, lane=lane, namespace=namespace, key=key, encoding="json"
     )
@@ -387,6 +390,8 @@ async def add(
 @command(app)
 async def join(engine: Engine, screen: Screen, flow: FlowId, run: RunOfFlow) -> None:
     """Make a run that was submitted for this flow a member of it."""
+    if await engine.views.state(run) is None:
+        raise NotFound("execution", run)
     added = await engine.flows.join(flow, run)
     is_new = not isinstance(added, AlreadyMember)
     screen.answer(
@@ -435,6 +440,8 @@ async def needs(
     ] = False,
 ) -> None:
     """Set how many of its upstreams a run needs, before its first edge; without an option, all."""
+    if any_of and quorum is not None:
+        raise CommandError("give --any or --quorum, not both", ExitCode.USAGE, "invalid_input")
     rest = Rest.LET_RUN if let_run else Rest.CANCEL
     policy: JoinPolicy = AllOf()
     if quorum is not None:

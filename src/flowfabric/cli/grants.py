@@ -19,8 +19,9 @@ from flowfabric.core.execution.grant import (
     NotReclaimable,
     ReclaimCapExceeded,
 )
-from flowfabric.core.execution.granted import Grant, GrantKind, GrantNotes, NewAttempt
+from flowfabric.core.execution.grant_record import Grant, GrantKind, GrantNotes
 from flowfabric.core.execution.model import WorkerIdentity
+from flowfabric.core.execution.new_attempt import NewAttempt
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 

@@ -8,6 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from flowfabric.cli.errors import usage
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.time import Millis, from_datetime, parse_span
@@ -20,9 +22,19 @@ STDIN = "-"
 def read_json(text: str, what: str) -> Any:
     """The value a text says. Refused if another reader might read it otherwise."""
     try:
-        return json.loads(text, object_pairs_hook=_members, parse_constant=_no_number)
+        value = json.loads(text, object_pairs_hook=_members, parse_constant=_no_number)
+        msgspec.json.decode(text)  # takes no half of a character, and no number out of range
     except (ValueError, RecursionError) as error:
         raise usage(f"{what} is not JSON: {error}") from None
+    return value
+
+
+def read_object(text: str, what: str) -> dict[str, Any]:
+    """The members of the JSON object a text says."""
+    value = read_json(text, what)
+    if not isinstance(value, dict):
+        raise usage(f"{what} is not a JSON object")
+    return value
 
 
 def read_source(source: str, what: str) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from typer import Option, Typer, confirm
 from flowfabric.cli.bulk import AT_ONCE, CleansUp, for_each
 from flowfabric.cli.command import Limit, RunId, RunIds, Timeout, command
 from flowfabric.cli.ending import show_ending, watch
-from flowfabric.cli.errors import CommandError, ExitCode, usage
+from flowfabric.cli.errors import CommandError, ExitCode
 from flowfabric.cli.format import (
     first_line,
     local,
@@ -25,7 +25,7 @@ from flowfabric.cli.format import (
 )
 from flowfabric.cli.json import Document, body, counted, document
 from flowfabric.cli.output import Cells, Screen
-from flowfabric.cli.parse import read_json, read_since, read_tag, read_tags
+from flowfabric.cli.parse import read_object, read_since, read_tag, read_tags
 from flowfabric.cli.table import Table
 from flowfabric.cli.waitpoints import MOST, WAITPOINT, how_to_answer
 from flowfabric.core.base.errors import Invalid
@@ -487,7 +487,7 @@ async def fork(  # noqa: PLR0913 - the options are the interface
     run = await fabric.run(id)
     made = await run.fork(
         from_step,
-        arguments=None if args is None else _object(args),
+        arguments=None if args is None else read_object(args, "--args"),
         version=version,
         lane=lane,
         priority=priority,
@@ -499,13 +499,6 @@ async def fork(  # noqa: PLR0913 - the options are the interface
         {"id": made.id, "forked_from": run.id, "from_step": from_step, "duplicate": made.duplicate},
         words,
     )
-
-
-def _object(text: str) -> dict[str, Any]:
-    value = read_json(text, "--args")
-    if not isinstance(value, dict):
-        raise usage("--args is not a JSON object")
-    return value
 
 
 @command(app)

@@ -11,7 +11,7 @@ from flowfabric.cli.command import Timeout
 from flowfabric.cli.ending import show_ending, watch
 from flowfabric.cli.errors import ExitCode, usage
 from flowfabric.cli.output import Screen
-from flowfabric.cli.parse import read_pair, read_tags
+from flowfabric.cli.parse import read_object, read_pair, read_tags
 from flowfabric.worker.api.task import Task
 from flowfabric.worker.codec import Undecodable, decode
 
@@ -65,20 +65,13 @@ def _arguments(
     task: Task[Any, Any], text: str, single: list[str]
 ) -> tuple[list[Any], dict[str, Any]]:
     """The call these words describe, checked against the function before anything is sent."""
-    members = {**_object(text), **_values(task, single)}
+    members = {**read_object(text, "--args"), **_values(task, single)}
     if unknown := sorted(members.keys() - task.signature.parameters):
         raise usage(f"{task.name} has no parameter {unknown[0]!r}; it takes {_parameters(task)}")
     try:
         return task.signature.decode(msgspec.json.encode(members))
     except Undecodable as error:
         raise usage(f"{error}; it takes {_parameters(task)}") from error
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise usage(f"--args is not a JSON object: {error}") from error
 
 
 def _values(task: Task[Any, Any], single: list[str]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def describe(noun: str, handlers: Iterable[Any]) -> list[HTTPRouteHandler]:
 
 
 def _shown(handler: HTTPRouteHandler) -> dict[int, Any]:
-    """What the handler says that it shows (`server.shown`), where its return type does not."""
+    """What the handler says that it shows (`server.http.shown`), where its return type does not."""
     shows = handler.opt.get("shows")
     if shows is None:
         return {}

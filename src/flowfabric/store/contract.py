@@ -587,8 +587,8 @@ class WorkerStore(Protocol):
         limit: int,
         namespace: str | None,
     ) -> list[ExpiredLease]:
-        """Leases with an expiry at or before `as_of`, marked as lost or not, and those that were
-        revoked before that, by (expires_at, id)."""
+        """Leases that ran out or were revoked at or before `as_of`, marked as lost or not, by that
+        moment and id."""
 
 
 class Store(

@@ -230,7 +230,8 @@ class EventPage(Struct, frozen=True):
 
 
 class ExpiredLease(Struct, frozen=True):
-    """A lease that ran out or was revoked and was not reclaimed yet."""
+    """A lease that ran out or was revoked and was not reclaimed yet. A revoked one expired at the
+    moment it was revoked."""
 
     id: ExecutionId
     lease_id: UUID

@@ -100,6 +100,40 @@ async def test_the_first_result_stays(lab: Lab) -> None:
     assert await lab.engine.views.result(claim.id) == b"first"
 
 
+@every_form
+async def test_a_result_keeps_its_encoding(lab: Lab, form: str) -> None:
+    """§3.14, §3.0.1, INV-23: it is the first one's, as the result is"""
+    claim = await lab.running()
+    owned = FORMS[form](lab, claim)
+    await lab.engine.attempts.complete(owned, b"\x80", encoding="msgpack")
+    await lab.engine.attempts.complete(owned, b"{}", encoding="json")
+    assert (await describe(lab, claim.id)).result_encoding == "msgpack"
+    [attempt] = await lab.engine.views.attempts(claim.id)
+    assert (attempt.result, attempt.result_encoding) == (b"\x80", "msgpack")
+
+
+async def test_a_replay_leaves_the_encoding_with_the_attempt(lab: Lab) -> None:
+    """§3.14, §3.22: the next result has its own"""
+    claim = await lab.running()
+    await lab.engine.attempts.complete(claim, b"\x80", encoding="msgpack")
+    await lab.engine.executions.replay(claim.id)
+    assert (await describe(lab, claim.id)).result_encoding is None
+    await lab.complete(await lab.claim_one(), b"{}")
+    assert (await describe(lab, claim.id)).result_encoding is None
+    attempts = await lab.engine.views.attempts(claim.id)
+    assert [attempt.result_encoding for attempt in attempts] == ["msgpack", None]
+
+
+@pytest.mark.rules
+@pytest.mark.parametrize("encoding", [1, b"json", "x" * 257, "a\0b", "\ud800"])
+async def test_an_encoding_is_short_text(lab: Lab, encoding: Any) -> None:
+    """§3.14, INV-24"""
+    claim = await lab.running()
+    with pytest.raises(Invalid):
+        await lab.engine.attempts.complete(claim, b"{}", encoding=encoding)
+    assert await lab.state(claim.id) is PublicState.ACTIVE
+
+
 async def test_completes_at_once_from_two_processes_are_one(lab: Lab, second_lab: Lab) -> None:
     """E-X06, INV-5"""
     claim = await lab.running()

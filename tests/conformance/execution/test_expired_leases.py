@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 
 import pytest
+from msgspec.structs import replace
 
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import WorkerIdentity
@@ -90,6 +91,10 @@ def entry(claim: Claim) -> ExpiredLease:
     )
 
 
+def revoked(claim: Claim, at: Millis) -> ExpiredLease:
+    return replace(entry(claim), expires_at=at)
+
+
 @every_way
 async def test_every_way_to_a_lease_gives_the_same_lease(lab: Lab, way: str) -> None:
     """INV-8: leased, a lease and a running attempt are one thing"""
@@ -125,9 +130,26 @@ async def test_a_revoked_lease_is_listed_after_every_kind_of_claim(lab: Lab, way
     """§3.20, INV-19: what was revoked must be found again"""
     claim = await WAYS[way](lab)
     await lab.engine.claims.revoke(claim.id, reason="")
-    assert await lab.engine.claims.expired() == [entry(claim)]
+    assert await lab.engine.claims.expired() == [revoked(claim, lab.clock.now())]
     await lab.engine.executions.cancel(claim.id, reason="")
     assert await lab.engine.claims.expired() == []
+
+
+async def test_a_lease_counts_as_expired_from_the_moment_it_was_revoked(lab: Lab) -> None:
+    """E-X20, §3.20, §3.30: nothing is listed with an expiry after `as_of`, and the order and the
+    cursor hold for revoked leases as well"""
+    first = await lab.running()
+    lab.clock.advance(10)
+    second = await lab.running(W2)
+    revoked_at = lab.clock.advance(10)
+    await lab.engine.claims.revoke(second.id, reason="")
+    expired = lab.engine.claims.expired
+    assert await expired(as_of=Millis(revoked_at - 1)) == []
+    assert await expired(as_of=revoked_at) == [revoked(second, revoked_at)]
+    lab.clock.advance(TTL)
+    found = await expired()
+    assert found == [revoked(second, revoked_at), entry(first)]
+    assert await expired(after=(found[0].expires_at, found[0].id)) == found[1:]
 
 
 async def several_expired(lab: Lab, count: int = 6) -> list[Claim]:

@@ -261,6 +261,26 @@ async def test_a_lease_and_an_attempt_that_end_together_are_a_timeout(lab: Lab) 
     assert await completions(lab, claim.id) == [Outcome.EXPIRED]
 
 
+async def test_a_sweep_that_comes_late_takes_no_lost_worker_for_a_timeout(lab: Lab) -> None:
+    """FLAW-10: everything was down from before the lease ran out until after the timeout"""
+    claim = await lab.running(policy=timeouts(attempt=TTL + 1))
+    await lab.pass_time(10 * TTL)
+    assert (await lab.vector(claim.id)).ownership == "lease_expired_reclaimable"
+    again = await lab.claim_one(W2)
+    assert (again.attempt, again.lease.start) == (1, Start.RECLAIM)
+    await lab.pass_time(TTL - 1)
+    await lab.engine.claims.renew(again)
+    await lab.pass_time(2)
+    assert await lab.state(claim.id) is PublicState.EXPIRED
+
+
+async def test_a_timeout_that_passed_before_the_lease_ran_out_counts_however_late(lab: Lab) -> None:
+    """FLAW-10, §3.24"""
+    claim = await lab.running(policy=timeouts(attempt=TTL - 1))
+    await lab.pass_time(10 * TTL)
+    assert await lab.state(claim.id) is PublicState.EXPIRED
+
+
 @pytest.mark.parametrize("name", LIVING)
 async def test_a_deadline_ends_whatever_lives(lab: Lab, name: str) -> None:
     """E-T190, E-T191, E-X10, C-T128, FLAW-9: in every state, once, and with the attempt in hand"""

@@ -17,16 +17,16 @@ from flowfabric.core.base.errors import (
 from flowfabric.core.base.ids import ExecutionId, derive_attempt_id, new_uuid7
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.grant import Granted, GrantNotFound
-from flowfabric.core.execution.granted import (
+from flowfabric.core.execution.grant_record import (
     Grant,
     GrantKind,
     GrantNotes,
-    NewAttempt,
     grant_id_from_key,
     hash_capabilities,
 )
 from flowfabric.core.execution.lease import Owner
 from flowfabric.core.execution.model import Failure, WorkerIdentity
+from flowfabric.core.execution.new_attempt import NewAttempt
 from flowfabric.core.execution.policy import parse_policy
 from flowfabric.core.execution.status import PublicState
 from flowfabric.engine.execution.attempts import FencedExecution

@@ -18,7 +18,7 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.core.base.ids import PARTITIONS, ExecutionId, lane_partition
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.granted import NewAttempt
+from flowfabric.core.execution.new_attempt import NewAttempt
 from flowfabric.core.execution.status import (
     AttemptState,
     Blocking,

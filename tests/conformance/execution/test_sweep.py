@@ -50,19 +50,19 @@ async def test_lost_leases_are_listed_by_expiry_and_id_whatever_claim_they_come_
     reclaimed = await grants.reclaim(lost_id, W2, ttl=TTL)
     assert isinstance(reclaimed, Claim)
     revoked = await take(lab, await lab.submit())
+    revoked_at = lab.clock.now()
     await claims.revoke(revoked.id, reason="r")
     lab.clock.advance(TTL)
-    expected = sorted(
-        [plain, granted, taken, resumed, reclaimed, revoked],
-        key=lambda claim: (claim.expires_at, claim.uuid),
-    )
+    ran_out = (plain, granted, taken, resumed, reclaimed)
+    ends = {revoked.uuid: revoked_at} | {claim.uuid: claim.expires_at for claim in ran_out}
+    expected = sorted([*ran_out, revoked], key=lambda claim: (ends[claim.uuid], claim.uuid))
     for _ in range(2):
         page = await claims.expired()
         assert [entry.id for entry in page] == [claim.id for claim in expected]
         assert [entry.lease_id for entry in page] == [claim.lease.id for claim in expected]
         assert [entry.epoch for entry in page] == [claim.epoch for claim in expected]
         assert [entry.attempt for entry in page] == [claim.attempt for claim in expected]
-        assert [entry.expires_at for entry in page] == [claim.expires_at for claim in expected]
+        assert [entry.expires_at for entry in page] == [ends[claim.uuid] for claim in expected]
         instances = [claim.lease.worker.instance for claim in expected]
         assert [entry.instance for entry in page] == instances
         await lab.engine.sweep.once()

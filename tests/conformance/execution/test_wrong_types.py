@@ -17,9 +17,10 @@ from flowfabric.core.execution.event import Family
 from flowfabric.core.execution.event_filter import EventFilter
 from flowfabric.core.execution.fork import ForkChanges
 from flowfabric.core.execution.frame import NewFrame, StreamMode, Visibility
-from flowfabric.core.execution.granted import GrantNotes, NewAttempt
+from flowfabric.core.execution.grant_record import GrantNotes
 from flowfabric.core.execution.mismatch import Mismatch
 from flowfabric.core.execution.model import Failure
+from flowfabric.core.execution.new_attempt import NewAttempt
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.execution.schedule import Schedule
 from flowfabric.core.execution.step import Step
@@ -132,7 +133,7 @@ def arguments(lab: Lab, world: World) -> dict[str, Any]:
         "lanes": ("default",), "worker": W2, "capabilities": ("gpu",), "kinds": ("nothing",),
         "ttl": 30_000, "namespace": "default", "max_wait": 0, "as_of": Millis(5),
         "instance": "w1-a", "owned": world.claim, "claims": (world.claim,),
-        "lease_id": None, "result": b"1", "until": Millis(lab.clock.now() + 1),
+        "lease_id": None, "result": b"1", "encoding": "json", "until": Millis(lab.clock.now() + 1),
         "step": Step(0, 0, "step", 0, b"{}"), "failure": Failure("boom"), "retry_after": 5,
         "percent": 5, "message": "half", "uuid": world.claim.uuid, "generation": 0,
         "claim": world.claim, "handle": lab.engine.attempts.seal(world.claim),

@@ -363,6 +363,30 @@ async def test_one_whose_adding_broke_off_is_not_held_for_ever(
     assert (await flow.check()).state is FlowState.COMPLETED
 
 
+@pytest.mark.parametrize("eager", [False, True])
+async def test_one_whose_adding_to_a_flow_that_runs_broke_off_never_runs(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, eager: bool
+) -> None:
+    """I-1, I-5: no worker gets it before it is a member"""
+    made = await lab.engine.flows.create("nightly", eager=eager)
+    assert isinstance(made, FlowCreated)
+    flow = Growing(lab, made.id, {})
+    await flow.add("a")
+    if not eager:
+        await flow.seal()
+    before = await kept(flow)
+    with monkeypatch.context() as cut:
+        cut.setattr(lab.engine.store, "apply_flow", failing(lab.engine.store.apply_flow, [0]))
+        with pytest.raises(Unavailable):
+            await flow.add("lost")
+    assert await kept(flow) == before
+    assert [claim.id for claim in await lab.claim(limit=10)] == [flow["a"]]
+    await lab.pass_time(grow.MAX_STRAY)
+    seen = {each.id: each.vector.public for each in (await lab.engine.views.list(Query())).items}
+    assert seen.pop(flow["a"]) is PublicState.ACTIVE
+    assert list(seen.values()) == [PublicState.CANCELLED]
+
+
 # -- sealing
 
 
@@ -400,10 +424,13 @@ async def test_a_held_member_says_what_it_waits_for(lab: Lab) -> None:
 
 
 async def test_a_member_of_a_sealed_flow_runs_at_once(lab: Lab) -> None:
+    """Also one that waits in the line of a quota first"""
+    await lab.engine.quotas.define(Quota(name="q", concurrency=1))
     flow = await Growing.begin(lab, "a")
     await flow.seal()
     await flow.add("b")
-    await flow.complete("a", "b")
+    await flow.add("c", policy={"quotas": [{"quota": "q", "key": ""}]})
+    await flow.complete("a", "b", "c")
     assert await flow.state() is FlowState.COMPLETED
 
 

@@ -129,7 +129,7 @@ async def test_a_member_that_starts_meanwhile_is_not_pending(
 @pytest.mark.parametrize("eager", [False, True])
 async def test_no_member_waits_for_edges_that_cannot_come(lab: Lab, eager: bool) -> None:
     """I-6, I-11, I-13: a cancelled flow takes no edge, so a quorum of more upstreams than there are
-    is impossible; nothing else of the flow is touched"""
+    is impossible, also for one that an operator holds; nothing else of the flow is touched"""
     made = await lab.engine.flows.create("nightly", eager=eager)
     assert isinstance(made, FlowCreated)
     flow = Growing(lab, made.id, {})
@@ -137,14 +137,15 @@ async def test_no_member_waits_for_edges_that_cannot_come(lab: Lab, eager: bool)
         await flow.add(name)
     if not eager:
         await flow.seal()
-    for name in ("short", "next", "enough"):
+    for name in ("short", "next", "held", "enough"):
         await flow.add(name)
-    for name, k in (("short", 2), ("enough", 1), ("busy", 2)):
+    for name, k in (("short", 2), ("held", 2), ("enough", 1), ("busy", 2)):
         join = Quorum(k, Rest.LET_RUN)
         await lab.engine.flows.set_join(flow.id, flow[name], join)
     claim = await flow.take("busy")
-    for word in ("a>short", "short>next", "a>enough", "b>busy"):
+    for word in ("a>short", "short>next", "a>held", "a>enough", "b>busy"):
         await flow.link(word)
+    await lab.engine.executions.hold(flow["held"])
     await lab.engine.flows.cancel(flow.id, policy=CancelPolicy.FLOW_ONLY)
     await flow.settled()
     assert await flow.states() == {
@@ -153,6 +154,7 @@ async def test_no_member_waits_for_edges_that_cannot_come(lab: Lab, eager: bool)
         "busy": PublicState.ACTIVE,
         "short": PublicState.SKIPPED,
         "next": PublicState.SKIPPED,
+        "held": PublicState.SKIPPED,
         "enough": PublicState.WAITING_CHILDREN,
     }
     await lab.complete(claim)

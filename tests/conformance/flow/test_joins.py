@@ -29,7 +29,7 @@ from flowfabric.core.flow.join import (
 )
 from flowfabric.core.flow.model import FlowState
 from tests.kit.flow_lab import Drawn, declare, draw
-from tests.kit.flowing import Growing, counters, join_of
+from tests.kit.flowing import Growing, counters, die_after_commits, join_of
 from tests.kit.lab import Lab
 from tests.kit.signalling import fresh
 from tests.kit.situations import (
@@ -440,6 +440,44 @@ async def test_a_rival_that_ends_at_the_same_moment_gives_nothing(
     await flow.complete(winner)
     await flow.complete(loser)
     assert await inputs(flow, "z") == {names[winner]: winner.encode()}
+
+
+@pytest.mark.inside
+@pytest.mark.parametrize(("winner", "loser"), ["ab", "ba"])
+async def test_of_rivals_that_are_counted_at_once_the_first_gives_the_data(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, winner: str, loser: str
+) -> None:
+    """C-T32, coordination.md 1.6: not the one that has failed before, nor one that came later"""
+    names = {"a": "x", "b": "y", "f": "z"}
+    links = [(name, "child", input) for name, input in names.items()]
+    flow = await begin(lab, passing(*links, child=AnyOf(LET)))
+    with monkeypatch.context() as dead:
+        die_after_commits(lab, dead)
+        await lab.fail(await flow.take("f"), "permanent")
+        for name in (winner, loser):
+            lab.clock.advance(50)
+            await lab.complete(await flow.take(name), name.encode())
+    await flow.settled()
+    assert (await join_of(flow, "child")).last is None
+    assert await inputs(flow, "child") == {names[winner]: winner.encode()}
+
+
+@pytest.mark.parametrize(("winner", "loser"), ["ab", "ba"])
+async def test_the_first_success_of_an_open_flow_gives_the_data(
+    lab: Lab, winner: str, loser: str
+) -> None:
+    """C-T32, F-12: the join had what it needs long before it was judged"""
+    flow, names = await Growing.begin(lab, "child"), {"a": "x", "b": "y"}
+    await lab.engine.flows.set_join(flow.id, flow["child"], AnyOf(LET))
+    for name, input in names.items():
+        flow.members[name] = await lab.submit(flow=flow.id)
+        await lab.engine.flows.join(flow.id, flow[name])
+        await flow.link(f"{name}>child", input=input)
+    await flow.complete(winner)
+    await flow.complete(loser)
+    await flow.seal()
+    assert await lab.state(flow["child"]) is WAITING
+    assert await inputs(flow, "child") == {names[winner]: winner.encode()}
 
 
 async def test_after_a_replay_the_new_winner_gives_the_data(lab: Lab) -> None:

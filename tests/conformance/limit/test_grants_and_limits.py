@@ -4,7 +4,7 @@ from uuid import UUID
 
 import pytest
 
-from flowfabric.core.base.errors import NotEligible, Unavailable
+from flowfabric.core.base.errors import GrantExists, GrantExpired, NotEligible, Unavailable
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.grant import NotReclaimable
 from flowfabric.core.execution.status import PublicState
@@ -12,7 +12,7 @@ from flowfabric.core.limit.budget import Budget, Limit
 from flowfabric.core.limit.quota import Rate
 from flowfabric.engine.execution.grants import EXAMINED
 from tests.kit.lab import W1, W2, Lab
-from tests.kit.limiting import began, define, one, settled, slots
+from tests.kit.limiting import began, define, finish, one, settled, slots
 
 TEAM = {"budget_ids": ["team"]}
 
@@ -93,7 +93,7 @@ async def test_a_grant_is_told_whatever_becomes_of_the_runs_before_it(
         raise Unavailable("the store is away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(lab.engine.grants._budget_gate._releases, "give_starts_back", fail)
+        patch.setattr(lab.engine.grants._budget_gate, "hold_back", fail)
         found = await lab.engine.grants.find_and_issue("w1", lane="default")
     assert found is not None
     assert found.id == rich
@@ -178,6 +178,43 @@ async def test_a_named_run_is_asked_for_its_budgets_when_it_is_redeemed(lab: Lab
     await lab.engine._limits.drain()
     await lab.engine.budgets.spend("team", {"calls": 1})
     assert (await lab.engine.grants.take(id)).id == id
+
+
+@pytest.mark.parametrize("limits", [{"concurrency": 1}, {"concurrency_per_key": 1}])
+async def test_a_grant_outlives_a_wait_for_a_slot(lab: Lab, limits: dict[str, int]) -> None:
+    """I-30, INV-17: a run that was held and waits in its line again is still its worker's"""
+    await define(lab, **limits)
+    id = await one(lab)
+    granted = await lab.engine.grants.issue(id, W2, ttl=Millis(5_000))
+    await lab.engine.executions.hold(id)
+    claim = await began(lab)
+    await lab.engine.executions.unhold(id)
+    await finish(lab, claim)
+    assert await slots(lab) == (1, 0)
+    assert await lab.claim(W1) == []
+    with pytest.raises(GrantExists):
+        await lab.engine.grants.issue(id, W1)
+    identity = await lab.engine.grants.identity(id)
+    assert identity is not None
+    assert (identity.worker, identity.expires_at) == (W2.id, granted.expires_at)
+    await lab.pass_time(4_999)
+    assert await lab.claim(W1) == []
+    assert (await lab.engine.grants.claim(id, W2)).id == id
+
+
+async def test_a_grant_that_ran_out_in_the_line_keeps_no_worker_away(lab: Lab) -> None:
+    """I-30: an expired grant has no effect"""
+    await define(lab, concurrency=1)
+    id = await one(lab)
+    await lab.engine.grants.issue(id, W2, ttl=Millis(1_000))
+    await lab.engine.executions.hold(id)
+    claim = await began(lab)
+    await lab.engine.executions.unhold(id)
+    await lab.pass_time(1_001)
+    await finish(lab, claim)
+    with pytest.raises(GrantExpired):
+        await lab.engine.grants.claim(id, W2)
+    assert (await lab.claim_one(W1)).id == id
 
 
 async def test_a_repeated_redemption_keeps_what_it_has_started(lab: Lab) -> None:

@@ -234,6 +234,24 @@ async def test_a_retry_is_a_start(lab: Lab) -> None:
     assert (await lab.claim_one()).attempt == 2
 
 
+@pytest.mark.parametrize("keep", ["hold", "block"])
+async def test_a_run_that_is_kept_from_starting_is_no_start(lab: Lab, keep: str) -> None:
+    """I-28, Q-7: the start goes with the slot, so that it counts once however often it is held."""
+    kept = {"hold": (), "block": ("paused_by_policy",)}[keep]
+    await define(lab, concurrency=2, rate=Rate(2, MINUTE))
+    id = await one(lab)
+    for _ in range(3):
+        await getattr(lab.engine.executions, keep)(id, *kept)
+        assert (await lab.engine.quotas.status("q")).started == 0
+        await getattr(lab.engine.executions, f"un{keep}")(id)
+        assert (await lab.engine.quotas.status("q")).started == 1
+    other = await one(lab)
+    assert [claim.id for claim in await lab.claim(limit=9)] == [id, other]
+    third = await one(lab)
+    await lab.pass_time(MINUTE - 1)
+    assert await waits(lab, third)
+
+
 async def test_the_status_counts_the_starts_of_the_window(lab: Lab) -> None:
     await define(lab, concurrency=9)
     assert (await lab.engine.quotas.status("q")).started is None

@@ -22,8 +22,8 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.wait.condition.model import ByName, Condition, Count, CountKind
 from flowfabric.core.wait.model import Effect, Terms
+from flowfabric.core.wait.request import Binding, Wait
 from flowfabric.core.wait.signal import DuplicateSignal
-from flowfabric.core.wait.suspend import Binding, Wait
 from flowfabric.core.wait.token import digest_of
 from flowfabric.engine.execution.claims import Claim
 from tests.kit.lab import Lab

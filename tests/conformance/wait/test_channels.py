@@ -23,8 +23,8 @@ from flowfabric.core.execution.status import PublicState
 from flowfabric.core.wait.channel import channel_id
 from flowfabric.core.wait.condition.model import AllTrue, Single
 from flowfabric.core.wait.model import Effect, ResumePolicy, Terms
+from flowfabric.core.wait.request import Binding, Wait, WaitpointUse
 from flowfabric.core.wait.signal import Accepted, DuplicateSignal
-from flowfabric.core.wait.suspend import Binding, Wait, WaitpointUse
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store

@@ -14,7 +14,7 @@ from flowfabric.core.execution.step import Recorded
 from flowfabric.core.wait.channel import channel_id
 from flowfabric.core.wait.condition.model import Condition, Single, all_waitpoints, any_waitpoint
 from flowfabric.core.wait.model import ResumePolicy, StepRef, Waited
-from flowfabric.core.wait.suspend import Binding, Wait, WaitpointUse
+from flowfabric.core.wait.request import Binding, Wait, WaitpointUse
 from flowfabric.engine.execution.claims import Claim
 from tests.kit.lab import Lab
 from tests.kit.signalling import delivery_to, fresh

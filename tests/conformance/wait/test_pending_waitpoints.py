@@ -36,8 +36,8 @@ from flowfabric.core.wait.condition.model import (
     all_waitpoints,
 )
 from flowfabric.core.wait.model import Effect, Terms
+from flowfabric.core.wait.request import Binding, Wait, WaitpointUse
 from flowfabric.core.wait.signal import Accepted
-from flowfabric.core.wait.suspend import Binding, Wait, WaitpointUse
 from flowfabric.core.wait.waitpoint import WaitpointsClosed
 from flowfabric.engine.execution.attempts import FencedExecution
 from flowfabric.engine.execution.claims import Claim

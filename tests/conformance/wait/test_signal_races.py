@@ -24,8 +24,8 @@ from flowfabric.core.execution.model import Outcome
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.wait.condition.model import Count, CountKind, Single, all_waitpoints
 from flowfabric.core.wait.model import Behaviour, Effect, Terms
+from flowfabric.core.wait.request import Binding, Wait
 from flowfabric.core.wait.signal import Accepted, DuplicateSignal
-from flowfabric.core.wait.suspend import Binding, Wait
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.wait.suspensions import Ticket
 from tests.kit.lab import Lab

@@ -16,8 +16,8 @@ from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.wait.condition.model import Count, CountKind
 from flowfabric.core.wait.model import MAX_SIGNALS, Effect, Loaded, Needs, Terms
+from flowfabric.core.wait.request import Binding, Wait
 from flowfabric.core.wait.signal import DuplicateSignal
-from flowfabric.core.wait.suspend import Binding, Wait
 from flowfabric.engine.execution.claims import Claim
 from tests.kit.lab import Lab
 from tests.kit.race import Race

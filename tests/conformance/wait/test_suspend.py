@@ -36,8 +36,8 @@ from flowfabric.core.wait.condition.model import (
     all_waitpoints,
 )
 from flowfabric.core.wait.model import Effect, ResumePolicy, StepRef, Waited
+from flowfabric.core.wait.request import Binding
 from flowfabric.core.wait.signal import Accepted
-from flowfabric.core.wait.suspend import Binding
 from flowfabric.engine.execution.attempts import FencedExecution
 from tests.kit.lab import TTL, W1, W2, Lab
 from tests.kit.owners import FORMS, every_form, everything

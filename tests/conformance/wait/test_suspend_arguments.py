@@ -21,7 +21,7 @@ from flowfabric.core.wait.condition.model import (
     any_waitpoint,
 )
 from flowfabric.core.wait.model import ResumePolicy
-from flowfabric.core.wait.suspend import (
+from flowfabric.core.wait.request import (
     MAX_BINDINGS,
     PAST_TOLERANCE,
     Binding,

@@ -25,8 +25,8 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.wait.condition.model import Count, CountKind
 from flowfabric.core.wait.model import Effect, Loaded, Needs, Terms
+from flowfabric.core.wait.request import Binding, Wait
 from flowfabric.core.wait.signal import DuplicateSignal
-from flowfabric.core.wait.suspend import Binding, Wait
 from flowfabric.core.wait.token import Token
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim

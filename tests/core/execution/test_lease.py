@@ -20,7 +20,7 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.core.base.ids import derive_attempt_id
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution import grant, lease
+from flowfabric.core.execution import grant, lease, reclaim
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.grant import Grantee, NotReclaimable, ReclaimCapExceeded
@@ -311,9 +311,9 @@ def lost_again(losses: int, hold: Hold | None = None, **members: Any) -> Snapsho
 def test_the_cap_without_a_policy_is_three() -> None:
     """E-T112, D-8"""
     grantee = Grantee("w2", frozenset(), Millis(1000))
-    change = grant.issue_reclaim_grant(lost_again(4), NOW, grantee)
+    change = reclaim.issue_reclaim_grant(lost_again(4), NOW, grantee)
     assert (change.outcome, change.after) == (ReclaimCapExceeded(3), None)
-    change = grant.issue_reclaim_grant(lost_again(3), NOW, grantee)
+    change = reclaim.issue_reclaim_grant(lost_again(3), NOW, grantee)
     assert isinstance(change.outcome, grant.Granted)
 
 
@@ -323,9 +323,9 @@ def test_the_cap_without_a_policy_is_three() -> None:
 def test_the_argument_comes_before_the_policy(policy: dict[str, Any]) -> None:
     """D-8"""
     grantee = Grantee("w2", frozenset(), Millis(1000))
-    exceeded = grant.issue_reclaim_grant(lost_again(3, policy=policy), NOW, grantee)
+    exceeded = reclaim.issue_reclaim_grant(lost_again(3, policy=policy), NOW, grantee)
     assert exceeded.outcome == ReclaimCapExceeded(2)
-    granted = grant.issue_reclaim_grant(lost_again(3, policy=policy), NOW, grantee, 3)
+    granted = reclaim.issue_reclaim_grant(lost_again(3, policy=policy), NOW, grantee, 3)
     assert isinstance(granted.outcome, grant.Granted)
 
 
@@ -333,7 +333,7 @@ def test_the_argument_comes_before_the_policy(policy: dict[str, Any]) -> None:
 def test_a_redemption_is_good_up_to_the_cap_of_its_caller(losses: int, cap: int) -> None:
     """E-T117, E-T118: `losses` is the attempted count"""
     snapshot = lost_again(losses, Hold(EXPIRY, "w2"))
-    change = grant.reclaim(snapshot, NOW, Taking(UUID(int=7), W2, TTL), cap)
+    change = reclaim.reclaim(snapshot, NOW, Taking(UUID(int=7), W2, TTL), cap)
     if losses <= cap:
         assert isinstance(after(change).state, Active)
         assert after(change).reclaims == losses
@@ -347,7 +347,7 @@ def test_a_grant_over_the_cap_of_the_policy_reports_what_is_stored() -> None:
     """§3.10, D-8: the lease found expired is marked, and that is all"""
     held = running(policy={"max_reclaim_count": 0})
     grantee = Grantee("w2", frozenset(), Millis(1000))
-    change = grant.issue_reclaim_grant(held, EXPIRY, grantee)
+    change = reclaim.issue_reclaim_grant(held, EXPIRY, grantee)
     assert change.outcome == ReclaimCapExceeded(0)
     assert isinstance(after(change).state, Lost)
 
@@ -356,7 +356,7 @@ def test_a_lease_found_expired_is_marked_even_if_nothing_is_granted() -> None:
     """INV-24: the sanctioned write"""
     held = running(policy={"routing_requirements": {"required_capabilities": ["gpu"]}})
     grantee = Grantee("w2", frozenset(), Millis(1000))
-    change = grant.issue_reclaim_grant(held, EXPIRY, grantee)
+    change = reclaim.issue_reclaim_grant(held, EXPIRY, grantee)
     assert change.outcome == NotReclaimable("capability_mismatch:gpu")
     assert isinstance(after(change).state, Lost)
     assert after(change).head.version == held.head.version + 1

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Corruption, FlowFabricError, NotEligible
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution import attempt, grant, lease, operator
+from flowfabric.core.execution import attempt, grant, lease, operator, reclaim
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.grant import Grantee
 from flowfabric.core.execution.lease import Owner, Taking, fence_of
@@ -284,9 +284,9 @@ MOVES: list[Move] = [
     lambda s, o, now: grant.claim_granted(s, now, TAKING),
     lambda s, o, now: grant.claim_resumed(s, now, TAKING),
     lambda s, o, now: grant.grant_and_claim(s, now, TAKING),
-    lambda s, o, now: grant.issue_reclaim_grant(s, now, GRANTEE),
-    lambda s, o, now: grant.reclaim(s, now, TAKING),
-    lambda s, o, now: grant.reclaim(s, now, TAKING, 0),
+    lambda s, o, now: reclaim.issue_reclaim_grant(s, now, GRANTEE),
+    lambda s, o, now: reclaim.reclaim(s, now, TAKING),
+    lambda s, o, now: reclaim.reclaim(s, now, TAKING, 0),
 ]
 
 

@@ -47,17 +47,19 @@ from flowfabric.core.wait.model import (
     Waited,
     Waits,
 )
-from flowfabric.core.wait.suspend import (
+from flowfabric.core.wait.request import (
     PAST_TOLERANCE,
-    REPEAT_GRACE,
-    REPEAT_WINDOW,
-    AlreadyMet,
     Binding,
-    NowSuspended,
     Suspend,
     Wait,
     WaitpointUse,
     check_suspend,
+)
+from flowfabric.core.wait.suspend import (
+    REPEAT_GRACE,
+    REPEAT_WINDOW,
+    AlreadyMet,
+    NowSuspended,
     needs_to_suspend,
     suspend,
 )

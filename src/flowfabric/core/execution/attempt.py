@@ -83,9 +83,14 @@ class Delayed(Struct, frozen=True):
 
 
 def complete(
-    snapshot: Snapshot | None, now: Millis, owner: Owner, result: bytes | None = None
+    snapshot: Snapshot | None,
+    now: Millis,
+    owner: Owner,
+    result: bytes | None = None,
+    encoding: str | None = None,
 ) -> "Change[Completed]":
-    """Ends the execution in success. The first result stays, even if the call is repeated."""
+    """Ends the execution in success. The first result and its encoding stay, even if the call is
+    repeated."""
     snapshot = present(snapshot)
     if _ended_by(snapshot, owner, Outcome.SUCCESS):
         return unchanged(Completed(snapshot.execution.id))
@@ -98,15 +103,17 @@ def complete(
     return Change(
         outcome=Completed(snapshot.execution.id),
         before=snapshot,
-        after=snapshot.to(ended, life=_without_cleanup(snapshot)),
+        after=snapshot.to(ended, life=_completed(snapshot, encoding)),
         events=(lease_event(snapshot, now, lease, EventKind.COMPLETED),),
     )
 
 
-def _without_cleanup(snapshot: Snapshot) -> Life:
+def _completed(snapshot: Snapshot, encoding: str | None) -> Life:
     """The life of a run that has completed. A cancel came too late for it, but what a failure has
     begun to undo cannot complete."""
     life = snapshot.life
+    if encoding is not None:
+        life = replace(life, result_encoding=encoding)
     if life.cleanup is None:
         return life
     if life.cleanup.outcome is not Outcome.CANCELLED:
@@ -226,8 +233,8 @@ def hand_back_unheard(
     snapshot: Snapshot | None, now: Millis, owner: Owner
 ) -> "Change[Delayed] | Change[None]":
     """The same for a claim whose answer was lost. If its lease was renewed, a worker has got it
-    from a repeat of the claim (`lease.hold`), and keeps it. A spent execution, which the claim took
-    to give it up, is lost as before."""
+    from a repeat of the claim (`lease.renew_claimed`), and keeps it. A spent execution, which the
+    claim took to give it up, is lost as before."""
     snapshot = present(snapshot)
     match snapshot.state:
         case Active(lease=lease) if lease.renewed_at is not None:
@@ -235,7 +242,7 @@ def hand_back_unheard(
         case Active(lease=lease) if snapshot.head.flags & Flags.SPENT:
             entered = enter(snapshot, now, owner)
             put = entered if isinstance(entered, Change) else put_back(snapshot, lease)
-            return Change(None, put.before, put.after, put.events, put.attempts)
+            return put.answering(None)
         case _:
             return hand_back(snapshot, now, owner)
 
@@ -391,8 +398,7 @@ def _end_failed(
         return unchanged(CleaningUp(snapshot.execution.id, life.cleanup.until))
     if life.cleanup is not None:
         change = cleanup_rules.end_after(snapshot, now, life.cleanup, failure=failure)
-        answer = TerminalFailed(snapshot.execution.id)
-        return Change(answer, change.before, change.after, change.events)
+        return change.answering(TerminalFailed(snapshot.execution.id))
     if life.undo_time is not None:
         return _undo(snapshot, now, failure, outcome, life.undo_time)
     ended = Ended(outcome=outcome, ended_at=now, attempt=lease.attempt, lease=lease)

@@ -151,7 +151,13 @@ def _ended_attempt(snapshot: Snapshot, ended: Ended) -> Attempt | None:
         if paused is None:
             return None
         record = paused
-    record = replace(record, failure=snapshot.life.failure, result=ended.result)
+    life = snapshot.life
+    record = replace(
+        record,
+        failure=life.failure,
+        result=ended.result,
+        result_encoding=life.result_encoding,
+    )
     closed = closing_of_run(snapshot, ended).reason
     if record.closed is not None or closed is _CLOSINGS[outcome]:
         return record

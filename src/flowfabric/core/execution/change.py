@@ -1,7 +1,7 @@
 """A change: what a rule decided. It is written only if the versions it was decided on are
 current."""
 
-from typing import Generic, Never, TypeVar
+from typing import Generic, Never, TypeVar, cast
 from uuid import UUID
 
 from msgspec import Struct
@@ -34,6 +34,7 @@ _MORE = ~int(Flags.FLOW | Flags.LIMITS | Flags.BUDGETS | Flags.SUSPECT | Flags.W
 _WAITPOINTS = int(Flags.WAITPOINTS)
 
 T = TypeVar("T")
+U = TypeVar("U")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -64,6 +65,10 @@ class Change(Struct, Generic[T_co], frozen=True, gc=False):
     dedup: tuple[DedupRecord, ...] = ()
     settled: tuple[tuple[UUID, Outcome | None], ...] = ()
     owed: tuple[OutboxEntry, ...] = ()
+
+    def answering(self, outcome: "U | FlowFabricError") -> "Change[U]":
+        """The same change with another answer."""
+        return cast("Change[U]", replace(self, outcome=outcome))
 
     @property
     def outbox(self) -> tuple[OutboxEntry, ...]:
@@ -127,7 +132,7 @@ def unchanged(outcome: T) -> Change[T]:
 
 def refused(change: "Change[object]", error: FlowFabricError) -> "Change[Never]":
     """A change that is written although the caller gets an error (an expired lease)."""
-    return Change(error, change.before, change.after, change.events, change.attempts)
+    return change.answering(error)
 
 
 def fold(first: "Change[object]", second: "Change[object]") -> "Change[object]":

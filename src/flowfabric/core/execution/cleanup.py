@@ -133,8 +133,9 @@ def end_after(
         life = replace(life, failure=failure)
     reason = _reason(life, cleanup)
     change = end(snapshot, now, cleanup.outcome, ENDING_KINDS[cleanup.outcome], life, reason)
-    answer = CleanedUp(snapshot.execution.id, public_state(change.after or snapshot))
-    return Change(answer, change.before, change.after, change.events)
+    return change.answering(
+        CleanedUp(snapshot.execution.id, public_state(change.after or snapshot))
+    )
 
 
 def compensate(

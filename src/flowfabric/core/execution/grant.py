@@ -4,8 +4,6 @@ A grant is a hold on the ready row, never a state: it hides the execution from o
 it is redeemed or expires. An expired grant needs no cleanup.
 """
 
-from typing import Any
-
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -13,7 +11,6 @@ from flowfabric.core.base.errors import (
     CapabilityMismatch,
     GrantExists,
     GrantExpired,
-    Invalid,
     InvalidGrant,
     LeaseConflict,
     NotEligible,
@@ -25,7 +22,7 @@ from flowfabric.core.base.errors import (
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change, refused, unchanged
-from flowfabric.core.execution.granted import (
+from flowfabric.core.execution.grant_record import (
     NO_NOTES,
     Grant,
     GrantKind,
@@ -33,11 +30,10 @@ from flowfabric.core.execution.granted import (
     grant_id_from_key,
     hash_capabilities,
 )
-from flowfabric.core.execution.lease import Taking, lose, present, take
+from flowfabric.core.execution.lease import Taking, present, take
 from flowfabric.core.execution.model import (
     Active,
-    Ended,
-    Flags,
+    Head,
     Hold,
     Lease,
     Lost,
@@ -49,7 +45,6 @@ from flowfabric.core.execution.model import (
     granted_hold,
 )
 from flowfabric.core.execution.routing import Capabilities, missing
-from flowfabric.core.execution.takeover import GIVEN_UP, end_lost, over_cap
 
 OPERATOR = "operator"
 
@@ -93,18 +88,18 @@ def issue_grant(snapshot: Snapshot | None, now: Millis, grantee: Grantee) -> "Ch
     """Reserves an eligible execution. For an interrupted attempt, redeem with `claim_resumed`."""
     snapshot = present(snapshot)
     ready = _eligible(snapshot)
-    if (granted := _own_grant(snapshot, now, grantee)) is not None:
+    if (granted := own_grant(snapshot, now, grantee)) is not None:
         return unchanged(granted)
-    _refuse_live_hold(ready.hold, now)
+    refuse_live_hold(ready.hold, now)
     if lacking := missing(snapshot.execution.route.capabilities, grantee.capabilities):
         raise CapabilityMismatch(lacking)
-    return _hold(snapshot, now, ready, grantee)
+    return reserve(snapshot, now, ready, grantee, snapshot.head)
 
 
 def check_grantable(snapshot: Snapshot | None, now: Millis) -> "Change[None]":
     """Raises if the execution could not be granted to any worker."""
     snapshot = present(snapshot)
-    _refuse_live_hold(_eligible(snapshot).hold, now)
+    refuse_live_hold(_eligible(snapshot).hold, now)
     return unchanged(None)
 
 
@@ -113,7 +108,7 @@ def claim_granted(
 ) -> "Change[Snapshot]":
     """Redeems a grant: a new attempt starts. A repeat by the same caller gets the same lease."""
     snapshot = present(snapshot)
-    if (lease := _own_lease(snapshot, now, taking)) is not None:
+    if (lease := own_lease(snapshot, now, taking)) is not None:
         _check_attempt(expected_attempt, lease.attempt)
         return unchanged(snapshot)
     ready = _leaseable(snapshot)
@@ -128,11 +123,11 @@ def claim_resumed(snapshot: Snapshot | None, now: Millis, taking: Taking) -> "Ch
     """Redeems a grant on an interrupted attempt: the same attempt continues under a new lease. A
     repeat by the same caller gets the same lease. A grant that has expired is deleted."""
     snapshot = present(snapshot)
-    if _own_lease(snapshot, now, taking) is not None:
+    if own_lease(snapshot, now, taking) is not None:
         return unchanged(snapshot)
     match snapshot.state:
-        case Ready(next=Next(start=Start.CONTINUE)) as state:
-            ready = _with_grant(snapshot, state)
+        case Ready(next=Next(start=Start.CONTINUE)) as ready:
+            pass
         case Ready(next=next) | Waiting(next=next) if next.start is not Start.CONTINUE:
             raise NotResumed(f"{snapshot.run} has no interrupted attempt to continue")
         case _:  # also if a worker holds it: its claim has used the grant
@@ -149,95 +144,22 @@ def claim_resumed(snapshot: Snapshot | None, now: Millis, taking: Taking) -> "Ch
 def grant_and_claim(snapshot: Snapshot | None, now: Millis, taking: Taking) -> "Change[Snapshot]":
     """An operator takes a waiting execution in one step, ignoring its requirements."""
     snapshot = present(snapshot)
-    if _own_lease(snapshot, now, taking) is not None:
+    if own_lease(snapshot, now, taking) is not None:
         return unchanged(snapshot)
     match snapshot.state:
-        case Ready() as state:
-            ready = _with_grant(snapshot, state)
+        case Ready() as ready:
+            pass
         case Active():
             raise LeaseConflict(f"a worker holds the lease of {snapshot.run}")
         case state:
             if isinstance(state, Waiting):  # a grant outlives a block or a delay
-                _refuse_live_hold(granted_hold(snapshot.head), now)
+                refuse_live_hold(granted_hold(snapshot.head), now)
             raise NotEligible(f"{snapshot.run} does not wait for a worker, so it cannot be taken")
-    _refuse_live_hold(ready.hold, now)
+    refuse_live_hold(ready.hold, now)
     return take(snapshot, now, ready.next, taking)
 
 
-def issue_reclaim_grant(
-    snapshot: Snapshot | None, now: Millis, grantee: Grantee, cap: int | None = None
-) -> "Change[Granted | NotReclaimable | ReclaimCapExceeded]":
-    """Reserves a lost execution for one worker; an expired lease is first marked as lost."""
-    snapshot = present(snapshot)
-    expired = _expiry(snapshot, now)
-    lost = present(expired.after)
-    if not isinstance(lost.state, Lost):
-        return unchanged(NotReclaimable(f"{lost.run} is not lost"))
-    grant = _grant_lost(lost, now, grantee, cap)
-    if lost is snapshot:
-        return grant
-    events, attempts = expired.events, expired.attempts
-    return Change(grant.outcome, snapshot, grant.after or lost, events, attempts)
-
-
-def check_reclaimable(
-    snapshot: Snapshot | None, now: Millis, cap: int | None = None
-) -> "Change[NotReclaimable | ReclaimCapExceeded | None]":
-    """What refuses a reclaim grant to every worker; None if nothing does."""
-    lost = present(_expiry(present(snapshot), now).after)
-    if not isinstance(lost.state, Lost):
-        return unchanged(NotReclaimable(f"{lost.run} is not lost"))
-    if _over(lost, cap):
-        return unchanged(ReclaimCapExceeded(lost.reclaims))
-    _refuse_live_hold(lost.state.hold, now)
-    return unchanged(None)
-
-
-def reclaim(
-    snapshot: Snapshot | None, now: Millis, taking: Taking, cap: int | None = None
-) -> "Change[Snapshot | GrantNotFound | NotReclaimable | ReclaimCapExceeded]":
-    """Redeems a reclaim grant: a new attempt replaces the lost one. A repeat by the same caller
-    gets the same lease."""
-    if snapshot is not None and _own_lease(snapshot, now, taking) is not None:
-        return unchanged(snapshot)
-    hold = None if snapshot is None else _reclaim_hold(snapshot)
-    if snapshot is None or hold is None or hold.worker is None:
-        return unchanged(GrantNotFound())
-    if hold.worker != taking.worker.id:
-        raise Invalid(f"the grant of {snapshot.run} is for worker {hold.worker!r}")
-    if not hold.alive(now) or not _is_of_key(snapshot, taking):
-        return unchanged(GrantNotFound())
-    if not isinstance(snapshot.state, Lost):
-        return _forget_grant(snapshot)
-    if _over(snapshot, snapshot.life.max_reclaims if cap is None else cap):
-        ended = end_lost(snapshot, now, snapshot.state.next.attempt - 1)
-        outcome = ReclaimCapExceeded(snapshot.life.losses)
-        return Change(outcome, snapshot, ended.after, ended.events)
-    return take(snapshot, now, snapshot.state.next, taking)
-
-
-def _forget_grant(snapshot: Snapshot) -> "Change[NotReclaimable]":
-    """Answers the redemption of a grant on a run that has ended since; the grant is used up."""
-    after = snapshot.to(snapshot.state, life=replace(snapshot.life, grant=None))
-    return Change(NotReclaimable(f"{snapshot.run} is not lost"), snapshot, after)
-
-
-def _reclaim_hold(snapshot: Snapshot) -> Hold | None:
-    """The hold of a reclaim grant that was not redeemed. A run that ended while it was lost has
-    only the record of the grant: its rescuer hears that there is nothing to reclaim."""
-    grant, lapsed = snapshot.life.grant, snapshot.life.lapsed
-    match snapshot.state:
-        case Lost(hold=hold):
-            return hold
-        case Ended(attempt=last) if grant is not None and lapsed is not None:
-            given_up = snapshot.life.failure == GIVEN_UP  # by a redemption, which uses the grant
-            was_lost = lapsed.index == last and not given_up
-            return Hold(grant.expires_at, grant.worker) if was_lost else None
-        case _:
-            return None
-
-
-def _own_lease(snapshot: Snapshot, now: Millis, taking: Taking) -> Lease | None:
+def own_lease(snapshot: Snapshot, now: Millis, taking: Taking) -> Lease | None:
     """The lease that the same call made before, if it still exists: the reply was lost."""
     match snapshot.state:
         case Active(lease=lease) if (lease.id, lease.worker) == (taking.lease_id, taking.worker):
@@ -254,25 +176,20 @@ def _check_attempt(expected: int | None, attempt: int) -> None:
 def _eligible(snapshot: Snapshot) -> Ready:
     if not isinstance(snapshot.state, Ready):
         raise NotEligible(f"{snapshot.run} does not wait for a worker, so it cannot be granted")
-    return _with_grant(snapshot, snapshot.state)
-
-
-def _with_grant(snapshot: Snapshot, ready: Ready) -> Ready:
-    """The state with the hold of its grant, which a release from the line of a quota leaves out."""
-    return ready if ready.hold is not None else replace(ready, hold=granted_hold(snapshot.head))
+    return snapshot.state
 
 
 def _leaseable(snapshot: Snapshot) -> Ready:
     match snapshot.state:
         case Ready() as ready:
-            return _with_grant(snapshot, ready)
+            return ready
         case Active():
             raise LeaseConflict(f"a worker holds the lease of {snapshot.run}")
         case _:
             raise NotLeaseable(f"{snapshot.run} does not wait for a worker")
 
 
-def _refuse_live_hold(hold: Hold | None, now: Millis) -> None:
+def refuse_live_hold(hold: Hold | None, now: Millis) -> None:
     if hold is not None and hold.alive(now):
         raise GrantExists(f"the run is granted until {hold.until}")
 
@@ -280,19 +197,21 @@ def _refuse_live_hold(hold: Hold | None, now: Millis) -> None:
 def _check_grant(snapshot: Snapshot, now: Millis, hold: Hold | None, taking: Taking) -> None:
     if hold is None or hold.worker != taking.worker.id:
         raise InvalidGrant(f"{snapshot.run} has no grant for this worker")
-    if not _is_of_key(snapshot, taking):
+    if not has_key(snapshot, taking):
         raise InvalidGrant(f"the grant of {snapshot.run} has another key")
     if hold.until < now:
         raise GrantExpired(f"the grant of {snapshot.run} expired at {hold.until}")
 
 
-def _hold(
-    snapshot: Snapshot, now: Millis, state: Ready | Lost, grantee: Grantee, **head: Any
+def reserve(
+    snapshot: Snapshot, now: Millis, state: Ready | Lost, grantee: Grantee, head: Head
 ) -> "Change[Granted]":
+    """Puts the hold of a grant on the row, and its record into the life of the new `head`."""
     until = Millis(now + grantee.ttl)
     grant = _record(snapshot, now, state, grantee, until)
-    life = replace(head.pop("life", snapshot.life), grant=grant, touched_at=now)
-    after = snapshot.to(replace(state, hold=Hold(until, grantee.worker)), life=life, **head)
+    held = replace(state, hold=Hold(until, grantee.worker))
+    life = replace(head.life, grant=grant, touched_at=now)
+    after = snapshot.to(held, life=life, flags=head.flags)
     return Change(outcome=_granted(snapshot, grant, grantee), before=snapshot, after=after)
 
 
@@ -324,17 +243,19 @@ def _granted(snapshot: Snapshot, grant: Grant, grantee: Grantee) -> Granted:
 
 def grant_at(snapshot: Snapshot, now: Millis) -> Grant | None:
     """The live grant; None if it was redeemed or has expired."""
-    grant, state = snapshot.life.grant, snapshot.state
-    if isinstance(state, Ready):
-        state = _with_grant(snapshot, state)
-    hold = getattr(state, "hold", None)
-    if grant is None or not isinstance(hold, Hold) or not hold.alive(now):
+    grant = snapshot.life.grant
+    match snapshot.state:
+        case Ready(hold=hold) | Lost(hold=hold):
+            pass
+        case _:
+            return None
+    if grant is None or hold is None or not hold.alive(now):
         return None
     same = (hold.worker, hold.until) == (grant.worker, grant.expires_at)
     return grant if same else None
 
 
-def _own_grant(snapshot: Snapshot, now: Millis, grantee: Grantee) -> Granted | None:
+def own_grant(snapshot: Snapshot, now: Millis, grantee: Grantee) -> Granted | None:
     """The grant that the same caller got under the same key: the reply was lost."""
     grant = grant_at(snapshot, now)
     if grant is None or not grantee.key or grant.id != grant_id_from_key(grantee.key):
@@ -344,42 +265,7 @@ def _own_grant(snapshot: Snapshot, now: Millis, grantee: Grantee) -> Granted | N
     return _granted(snapshot, grant, grantee)
 
 
-def _is_of_key(snapshot: Snapshot, taking: Taking) -> bool:
+def has_key(snapshot: Snapshot, taking: Taking) -> bool:
     """Whether the grant has the presented key; True if none was presented."""
     grant = snapshot.life.grant
     return taking.grant is None or (grant is not None and grant.id == taking.grant)
-
-
-def _expiry(snapshot: Snapshot, now: Millis) -> "Change[object]":
-    """The change that marks a lease as lost that has expired; otherwise one to the same state."""
-    match snapshot.state:
-        case Active(lease=lease) if lease.expires_at <= now:
-            return lose(snapshot, now, lease, revoked=False)
-        case _:
-            return Change(None, snapshot, snapshot)
-
-
-def _grant_lost(
-    snapshot: Snapshot, now: Millis, grantee: Grantee, cap: int | None
-) -> "Change[Granted | NotReclaimable | ReclaimCapExceeded]":
-    state = snapshot.state
-    assert isinstance(state, Lost)  # noqa: S101 - narrowed by both callers
-    if _over(snapshot, cap):
-        return unchanged(ReclaimCapExceeded(snapshot.reclaims))
-    if (granted := _own_grant(snapshot, now, grantee)) is not None:
-        return unchanged(granted)
-    _refuse_live_hold(state.hold, now)
-    if lacking := missing(snapshot.execution.route.capabilities, grantee.capabilities):
-        return unchanged(NotReclaimable("capability_mismatch:" + ",".join(lacking)))
-    life = replace(snapshot.life, max_reclaims=cap)
-    flags = snapshot.head.flags  # one over the policy's cap stays SPENT: the grant may expire
-    if not state.revoked:
-        flags |= Flags.SUSPECT
-    return _hold(snapshot, now, state, grantee, life=life, flags=flags)
-
-
-def _over(snapshot: Snapshot, cap: int | None) -> bool:
-    """Whether a takeover would exceed the cap; a given cap counts every loss."""
-    if cap is None:
-        return over_cap(snapshot.execution, snapshot.life)
-    return snapshot.life.losses > cap

@@ -4,7 +4,7 @@ A lease belongs to the execution, not to the attempt. Each lease has a higher ep
 it, and an owner with an older fence cannot change anything.
 """
 
-from typing import Never, TypeVar
+from typing import Never
 from uuid import UUID
 
 from msgspec import Struct
@@ -26,7 +26,6 @@ from flowfabric.core.base.time import NO_TIME, Millis
 from flowfabric.core.execution.attempts import closing_attempts
 from flowfabric.core.execution.change import Change, refused, unchanged
 from flowfabric.core.execution.event import Event, EventKind
-from flowfabric.core.execution.granted import AS_PLANNED, GivenAttempt, NewAttempt
 from flowfabric.core.execution.model import (
     Active,
     Ended,
@@ -43,10 +42,9 @@ from flowfabric.core.execution.model import (
     Start,
     WorkerIdentity,
 )
+from flowfabric.core.execution.new_attempt import AS_PLANNED, GivenAttempt, NewAttempt
 from flowfabric.core.execution.status import vector
 from flowfabric.core.execution.takeover import lost_life, marked, put_back
-
-T = TypeVar("T")
 
 DEFAULT_TTL = Millis(30_000)
 MAX_TTL = Millis(24 * 3_600_000)
@@ -152,7 +150,7 @@ def enter(snapshot: Snapshot, now: Millis, owner: Owner) -> "Lease | Change[Neve
         case Active(lease=lease):
             pass
         case Lost(revoked=True):
-            raise LeaseRevoked(_revocation(snapshot))
+            raise LeaseRevoked(why_revoked(snapshot))
         case Lost():
             raise LeaseExpired(f"the lease of {snapshot.run} expired; a worker may take it over")
         case _:
@@ -183,7 +181,7 @@ def renew(
     return Change(outcome=outcome, before=snapshot, after=after, events=events)
 
 
-def hold(
+def renew_claimed(
     snapshot: Snapshot | None, now: Millis, owner: Owner, ttl: Millis
 ) -> "Change[Renewed] | Change[Snapshot]":
     """Renews the lease of a claim that is answered again; the outcome is how it stands then."""
@@ -255,7 +253,7 @@ def revoke(
     if lease_id is not None and lease_id != lease.id:
         raise StaleLease(f"{snapshot.run} has another lease")
     change = lose(snapshot, now, lease, revoked=True, reason=reason)
-    return _answer(change, Revoked(lease.id, snapshot.head.epoch))
+    return change.answering(Revoked(lease.id, snapshot.head.epoch))
 
 
 def mark_expired(
@@ -271,7 +269,7 @@ def mark_expired(
             return unchanged(AlreadySatisfied("not_yet_expired"))
         case Active(lease=lease):
             change = lose(snapshot, now, lease, revoked=False, grace=grace)
-            return _answer(change, MarkedExpired(snapshot.execution.id))
+            return change.answering(MarkedExpired(snapshot.execution.id))
         case _:
             return unchanged(AlreadySatisfied("not_active"))
 
@@ -342,11 +340,8 @@ def lease_event(
     )
 
 
-def _answer(change: "Change[Lease]", outcome: T) -> "Change[T]":
-    return Change(outcome, change.before, change.after, change.events, change.attempts)
-
-
-def _revocation(snapshot: Snapshot) -> str:
+def why_revoked(snapshot: Snapshot) -> str:
+    """The reason that the operator gave who revoked the lease."""
     return snapshot.life.lapsed.reason if snapshot.life.lapsed else ""
 
 

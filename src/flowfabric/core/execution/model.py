@@ -24,8 +24,9 @@ from flowfabric.core.base.ids import (
     lane_partition,
 )
 from flowfabric.core.base.time import Millis, earliest
-from flowfabric.core.execution.granted import GivenAttempt, Grant, GrantKind
+from flowfabric.core.execution.grant_record import Grant, GrantKind
 from flowfabric.core.execution.mismatch import CodeBlock
+from flowfabric.core.execution.new_attempt import GivenAttempt
 from flowfabric.core.execution.outcome import AttemptOutcome as AttemptOutcome
 from flowfabric.core.execution.outcome import Cleanup, CloseReason
 from flowfabric.core.execution.outcome import Outcome as Outcome
@@ -195,7 +196,8 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     compensations may take, None if it has none; `cleanup` is the clean-up that is going on, or that
     it ended with. `lost_race` says that a join cancelled it, because it had its answer.
     `newest_edge` is the last that was staged into it, in a flow that grows.
-    `touched_at` is the moment of the last change that no event and no lease shows.
+    `result_encoding` is what its owner said of the result, if anything. `touched_at` is the moment
+    of the last change that no event and no lease shows.
     """
 
     priority: int | None = None
@@ -236,6 +238,7 @@ class Life(Document, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     awaited_by: tuple[UUID, ...] = ()
     grant: Grant | None = None
     given: tuple[GivenAttempt, ...] = ()
+    result_encoding: str | None = None
     touched_at: Millis | None = None
 
 
@@ -621,6 +624,7 @@ class Attempt(Document, frozen=True, kw_only=True, omit_defaults=True):
     previous: int | None = None
     failure: Failure | None = None
     result: bytes | None = None
+    result_encoding: str | None = None
     detail: dict[str, Any] = field(default_factory=dict)
     id: UUID | None = None
     policy: Policy | None = None

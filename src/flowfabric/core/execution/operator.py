@@ -35,6 +35,7 @@ from flowfabric.core.execution.lease import (
     not_active,
     present,
     required_fence,
+    why_revoked,
 )
 from flowfabric.core.execution.model import (
     RANK_STEP,
@@ -137,11 +138,11 @@ def cancel(
         if (span := cleanup_rules.cleanup_time(snapshot)) is not None:
             why = life.cancel_reason or reason
             change = clean_up_first(snapshot, now, life, Outcome.CANCELLED, span, why)
-            return replace(change, outcome=CancelAnswer(id, Millis(now + span)))
+            return change.answering(CancelAnswer(id, Millis(now + span)))
     change = end(
         snapshot, now, Outcome.CANCELLED, EventKind.CANCELLED, life, life.cancel_reason or reason
     )
-    return Change(CancelAnswer(id), change.before, change.after, change.events)
+    return change.answering(CancelAnswer(id))
 
 
 def cancel_owned(
@@ -169,19 +170,35 @@ def expire(
     """
     if snapshot is None or isinstance(snapshot.state, Ended):
         return unchanged(AlreadySatisfied("already_terminal"))
+    return (
+        _end_in_time(snapshot, now)
+        or _expire_attempt(snapshot, now, jitter)
+        or unchanged(AlreadySatisfied("not_yet_due"))
+    )
+
+
+def _end_in_time(snapshot: Snapshot, now: Millis) -> "Change[Expired | CleanedUp] | None":
+    """The end of a run whose clean-up or deadline is over."""
     cleanup = snapshot.life.cleanup
-    if cleanup is not None and cleanup.until <= now:
-        return cleanup_rules.end_after(snapshot, now, cleanup)
-    if cleanup is None and snapshot.deadline_at is not None and snapshot.deadline_at <= now:
+    if cleanup is not None:
+        return cleanup_rules.end_after(snapshot, now, cleanup) if cleanup.until <= now else None
+    if snapshot.deadline_at is not None and snapshot.deadline_at <= now:
         return expire_now(snapshot, now, "execution_deadline")
+    return None
+
+
+def _expire_attempt(
+    snapshot: Snapshot, now: Millis, jitter: float
+) -> "Change[Expired | RetryScheduled] | None":
+    """The end of an attempt whose timeout has passed."""
     match snapshot.state:
         case Active(lease=Lease(times_out_at=int() as at) as lease) if at <= now:
             return _time_out(snapshot, now, lease, jitter)
-        case Lost() if cleanup is None and (lost := _overdue(snapshot, now)) is not None:
+        case Lost() if snapshot.life.cleanup is None and (lost := _overdue(snapshot, now)):
             retry = owner_rules.retry_revoked(snapshot, now, lost, jitter)
             return expire_now(snapshot, now, ATTEMPT_TIMEOUT) if retry is None else retry
         case _:
-            return unchanged(AlreadySatisfied("not_yet_due"))
+            return None
 
 
 def _overdue(snapshot: Snapshot, now: Millis) -> LostLease | None:
@@ -195,11 +212,12 @@ def _overdue(snapshot: Snapshot, now: Millis) -> LostLease | None:
 def expire_now(snapshot: Snapshot, now: Millis, reason: str) -> "Change[Expired]":
     """Ends an execution as expired, after its compensations if it has any."""
     life = replace(snapshot.life, failure=Failure(message=reason, category="timeout"))
+    why = f"expired:{reason}"
     if (span := life.undo_time) is not None and life.cleanup is None:
-        begun = clean_up_first(snapshot, now, life, Outcome.EXPIRED, span, f"expired:{reason}")
-        return replace(begun, outcome=Expired(snapshot.execution.id))
-    change = end(snapshot, now, Outcome.EXPIRED, EventKind.EXPIRED, life, f"expired:{reason}")
-    return Change(Expired(snapshot.execution.id), change.before, change.after, change.events)
+        change = clean_up_first(snapshot, now, life, Outcome.EXPIRED, span, why)
+    else:
+        change = end(snapshot, now, Outcome.EXPIRED, EventKind.EXPIRED, life, why)
+    return change.answering(Expired(snapshot.execution.id))
 
 
 def change_priority(
@@ -337,8 +355,7 @@ def _due(
     snapshot: Snapshot, now: Millis, jitter: float, grace: Millis, signal_id: UUID
 ) -> "Change[object]":
     """What is due apart from pending waitpoints."""
-    expired = expire(snapshot, now, jitter)
-    if expired.after is not None:
+    if (expired := _expire_due(snapshot, now, jitter)) is not None:
         return expired
     match snapshot.state:
         case Active(lease=lease) if lease.expires_at <= now:
@@ -359,7 +376,21 @@ def _due(
         case Waiting(gate=Gate.UNSEALED, due_at=int() as at) if at <= now:
             return cancel(snapshot, now, Owner(source=Source.SYSTEM_TIMEOUT), STRAY)
         case _:
-            return expired
+            return unchanged(AlreadySatisfied("not_yet_due"))
+
+
+def _expire_due(
+    snapshot: Snapshot, now: Millis, jitter: float
+) -> "Change[Expired | CleanedUp | RetryScheduled] | None":
+    """As `expire`, but for an attempt whose lease ran out before its timeout: its worker was lost,
+    which uses up no retry. The sweep may come late, because it was down as well."""
+    if (ended := _end_in_time(snapshot, now)) is not None:
+        return ended
+    match snapshot.state:
+        case Active(lease=Lease(expires_at=end, times_out_at=int() as timeout)) if end < timeout:
+            return None
+        case _:
+            return _expire_attempt(snapshot, now, jitter)
 
 
 def _end_refused(snapshot: Snapshot, now: Millis) -> "Change[object]":
@@ -376,12 +407,8 @@ def _time_out(
 ) -> "Change[Expired | RetryScheduled]":
     change = owner_rules.time_out(snapshot, now, lease, jitter)
     answer = change.outcome
-    outcome = (
-        Expired(snapshot.execution.id)
-        if isinstance(answer, TerminalFailed | CleaningUp)
-        else answer
-    )
-    return Change(outcome, change.before, change.after, change.events, change.attempts)
+    ended = Expired(snapshot.execution.id)
+    return change.answering(ended if isinstance(answer, TerminalFailed | CleaningUp) else answer)
 
 
 def _check_canceller(snapshot: Snapshot, owner: Owner) -> None:
@@ -393,7 +420,7 @@ def _check_canceller(snapshot: Snapshot, owner: Owner) -> None:
         case Active() | Lost() if fence is None:
             raise FenceRequired("cancelling a running run as its owner needs the fence")
         case Lost(revoked=True):
-            raise LeaseRevoked(snapshot.life.lapsed.reason if snapshot.life.lapsed else "")
+            raise LeaseRevoked(why_revoked(snapshot))
         case Active(lease=lease):
             if fence != fence_of(snapshot, lease):
                 raise StaleLease(f"{snapshot.run} has a newer lease, epoch {snapshot.head.epoch}")

@@ -92,8 +92,7 @@ def give_up(snapshot: Snapshot | None, now: Millis, lease: Lease) -> "Change[Sna
                 return unchanged(snapshot)  # a repeat: this claim has taken it over
             if is_granted(snapshot.life, current.worker.id, current.started_at):
                 return _take_over(snapshot, now, current)
-            ended = end_lost(snapshot, now, current.attempt - 1)
-            return Change(None, ended.before, ended.after, ended.events)
+            return end_lost(snapshot, now, current.attempt - 1).answering(None)
         case _:
             return unchanged(None)
 

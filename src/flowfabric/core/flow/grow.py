@@ -22,7 +22,7 @@ from flowfabric.core.base.numbers import check_kind_of, check_whole
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.lease import present
-from flowfabric.core.execution.model import Ended, Flags, Gate, Snapshot, Waiting
+from flowfabric.core.execution.model import Ended, Flags, Snapshot, Waiting
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.submission import Creation
 from flowfabric.core.flow.graph import admitted, check_on, check_policy
@@ -76,8 +76,8 @@ MAX_STRAY = Millis(60_000)
 
 
 def held(creation: Creation) -> Creation:
-    """A creation that waits for its flow to be sealed. It becomes a member by a second write, and
-    the sweep cancels it if that never comes: nothing else would let it go."""
+    """A creation that waits to become a member of its flow, and then for the seal. That is a second
+    write, and the sweep cancels it if it never comes: nothing else would let it go."""
     snapshot = creation.snapshot
     made_at = snapshot.execution.created_at
     life = replace(snapshot.life, unsealed=True)
@@ -112,8 +112,8 @@ def join(
     if isinstance(snapshot.state, Ended):
         name = counted_as(snapshot)
         ended[name] = ended.get(name, 0) + 1
-    # No stray any more; if the flow was sealed meanwhile it is let go.
-    unsealed = snapshot.life.unsealed and flow.state is FlowState.OPEN
+    # No stray any more; it stays held only as long as its flow waits for the seal.
+    unsealed = snapshot.life.unsealed and flow.state is FlowState.OPEN and not flow.eager
     life = replace(snapshot.life, unsealed=unsealed)
     member = stand(snapshot, now, life, flags=snapshot.head.flags | Flags.FLOW)
     member = replace(member, execution=replace(member.execution, flow=flow.id))
@@ -124,12 +124,11 @@ def join(
 
 
 def stage(
-    flow: Flow, now: Millis, edge: Edge, upstream: Snapshot | None, downstream: Snapshot | None
+    flow: Flow, now: Millis, edge: Edge, upstream: Snapshot, downstream: Snapshot
 ) -> tuple[FlowChange, Staged]:
     """Adds an edge and gates the downstream in one change; if the upstream has ended already it is
     settled at once. A downstream that has ended stays so, and waits for the edge if it is replayed.
-    That the graph stays acyclic was looked at before."""
-    upstream, downstream = both_ends(flow, upstream, downstream)
+    That both ends are members and the graph stays acyclic was looked at before."""
     join = _open_join(flow, downstream)
     join = replace(join, n=join.n + 1, inputs=join.inputs or edge.input is not None)
     settled: tuple[tuple[UUID, Outcome], ...] = ()
@@ -156,23 +155,23 @@ def _open_join(flow: Flow, downstream: Snapshot) -> Join:
     join = downstream.life.join or Join()
     fired = join.n > 0 and join.state is not JoinState.PENDING
     if fired and not (flow.eager and isinstance(join.policy, AllOf)):
-        raise InvalidGraph("the join of the downstream has fired")
+        raise InvalidGraph(f"the join of {downstream.run} has fired, so it takes no more edges")
     if fired and join.state is JoinState.IMPOSSIBLE:
         return join
     return replace(join, state=JoinState.PENDING, fired_at=None)
 
 
-def both_ends(
-    flow: Flow, upstream: Snapshot | None, downstream: Snapshot | None
-) -> tuple[Snapshot, Snapshot]:
-    """The two ends of an edge if both are members, the upstream first."""
-    return _member(flow, upstream), _member(flow, downstream)
+def member_of(flow: Flow, found: Snapshot | None, id: UUID) -> Snapshot:
+    """The execution of that id if it is a member of the flow."""
+    if found is None or found.execution.flow != flow.id or not found.head.flags & Flags.FLOW:
+        raise NotInFlow(f"run {id} is not a member of flow {flow.id}")
+    return found
 
 
 def pass_result(flow: Flow, now: Millis, edge: Edge, downstream: Snapshot | None) -> FlowChange:
     """The flow with `edge`, which was staged without an input, passing the result of its upstream
     as `edge.input`. A downstream that has begun keeps the input that it began with."""
-    downstream = _member(flow, downstream)
+    downstream = member_of(flow, downstream, edge.downstream)
     if downstream.attempts_made:
         plain = replace(edge, input=None, late=False)
         return FlowChange(flow, flow, guards=(downstream,), applied=(plain,))
@@ -191,14 +190,14 @@ def check_k(policy: object) -> None:
 
 
 def set_policy(
-    flow: Flow, now: Millis, downstream: Snapshot | None, policy: JoinPolicy
+    flow: Flow, now: Millis, downstream: Snapshot | None, id: UUID, policy: JoinPolicy
 ) -> FlowChange | None:
     """Says when the downstream runs, before its first edge; None when that was said before."""
     try:
         check_policy(policy, MAX_UPSTREAMS, "edge group")
     except InvalidGraph as error:  # nothing of the graph is wrong, only the argument
         raise Invalid(error.detail) from None
-    downstream = _member(flow, downstream, "a join belongs to a member of the flow")
+    downstream = member_of(flow, downstream, id)
     join = downstream.life.join
     if join is not None and join.n:
         raise Invalid("edge_group_policy_already_fixed: the first edge is there")
@@ -233,8 +232,8 @@ def is_released(snapshot: Snapshot, *, closed: bool) -> bool:
     """Whether a member is owed to be let go: it is held, or it waits for edges that cannot come,
     since its flow is `closed`."""
     join = snapshot.life.join
-    waits = isinstance(snapshot.state, Waiting) and snapshot.state.gate is Gate.DEPENDENCIES
-    return snapshot.life.unsealed or (closed and waits and join is not None and join.lacks_edges)
+    lacks = join is not None and join.lacks_edges and isinstance(snapshot.state, Waiting)
+    return snapshot.life.unsealed or (closed and lacks)
 
 
 def unseal(snapshot: Snapshot | None, now: Millis, *, closed: bool) -> "Change[object]":
@@ -258,13 +257,3 @@ def check_edge(edge: object) -> Edge:
         raise SelfEdge("a run cannot wait for itself")
     check_on(found.on, found.input)
     return replace(found, input=found.input or None)
-
-
-def _member(
-    flow: Flow,
-    found: Snapshot | None,
-    otherwise: str = "both ends of an edge are members of the flow",
-) -> Snapshot:
-    if found is None or found.execution.flow != flow.id or not found.head.flags & Flags.FLOW:
-        raise NotInFlow(otherwise)
-    return found

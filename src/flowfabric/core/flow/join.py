@@ -88,8 +88,8 @@ class EdgeState(Struct, frozen=True, gc=False):
 
 class Join(Document, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The group of all edges into one execution. `inputs` says whether any of them passes data, and
-    `last` is the edge that was the last to be satisfied before the join fired. It is kept for joins
-    that pass data, and only where that edge was counted alone.
+    `last` is the edge that was the last one needed. It is kept for joins that pass data, and only
+    where that edge was counted alone.
 
     `floors` are edges that a replay has opened again, with the version of their upstream at that
     moment: an ending from before it was counted already, and does not count a second time. `rounds`
@@ -162,8 +162,9 @@ def count(join: Join, on: On, outcome: Outcome) -> Join:
 
 
 def remember_last(join: Join, satisfied: Sequence[Edge]) -> Join:
-    """The join after these edges were satisfied at once. One that has fired keeps what it knows."""
-    if join.state is not JoinState.PENDING or not join.inputs or not satisfied:
+    """The join after these edges were satisfied at once, and counted. One that had enough before
+    keeps what it knows."""
+    if not join.inputs or not satisfied or join.succeeded - len(satisfied) >= join.needed:
         return join
     return replace(join, last=satisfied[0].id.hex if len(satisfied) == 1 else None)
 

@@ -130,7 +130,7 @@ def open_flow(flow: Flow | None, id: object = "") -> Flow:
     """The flow if it can still grow."""
     found = known(flow, id)
     if found.terminal:
-        raise FlowTerminal(f"the flow is {found.state}")
+        raise FlowTerminal(f"flow {found.id} is {found.state}")
     return found
 
 

@@ -74,8 +74,7 @@ def take_back(snapshot: Snapshot | None, now: Millis, lease: Lease) -> "Change[b
     if snapshot is None or not _holds(snapshot, lease):
         return unchanged(False)
     if lease.start not in STARTS:
-        change = hand_back(snapshot, now, Owner.of(fence_of(snapshot, lease)))
-        return Change(True, change.before, change.after, change.events, change.attempts)
+        return hand_back(snapshot, now, Owner.of(fence_of(snapshot, lease))).answering(True)
     next = Next(lease.start, lease.attempt, _span(lease))
     after = snapshot.to(admit(snapshot.life, next, now, snapshot.head.flags))
     return Change(
@@ -96,9 +95,11 @@ def let_in(snapshot: Snapshot | None, now: Millis, budget: str) -> "Change[bool]
 
 def give_slot_back(snapshot: Snapshot | None, now: Millis) -> "Change[bool]":
     """An execution that no worker can take gives its slot back and returns to its place in its
-    line."""
+    line. One that was granted meanwhile keeps it."""
     match snapshot:
-        case Snapshot(state=Ready(next=next)) if snapshot.head.flags & Flags.LIMITS:
+        case Snapshot(state=Ready(next=next, hold=hold)) if snapshot.head.flags & Flags.LIMITS:
+            if hold is not None and hold.alive(now):
+                return unchanged(False)
             after = snapshot.to(admit(snapshot.life, next, now, snapshot.head.flags))
             return Change(True, snapshot, after)
         case _:

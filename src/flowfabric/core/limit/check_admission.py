@@ -87,9 +87,9 @@ def gave_back(snapshot: Snapshot) -> bool:
     return blocked and snapshot.life.blocked == Blocking.QUOTA
 
 
-def give_back(snapshot: Snapshot | None, now: Millis, quota: str) -> "Change[Snapshot | None]":
-    """An execution that no worker has yet gives its room back; as it was before, or None if it had
-    no room. Refused while a worker has it or a grant on it: the room is theirs."""
+def give_back(snapshot: Snapshot | None, now: Millis, quota: str) -> "Change[object]":
+    """An execution that no worker has yet gives its room back. Refused while a worker has it or a
+    grant on it: the room is theirs."""
     if snapshot is None or all(use.quota != quota for use in snapshot.execution.uses):
         return unchanged(None)
     match snapshot.state:
@@ -97,8 +97,7 @@ def give_back(snapshot: Snapshot | None, now: Millis, quota: str) -> "Change[Sna
             if hold is not None and hold.alive(now):
                 raise NotEligible(f"{snapshot.run} is granted to a worker, which has its room")
             detail = f"its room in quota {quota} was given back"
-            change = block(snapshot, now, str(Blocking.QUOTA), detail)
-            return Change(snapshot, change.before, change.after, change.events)
+            return block(snapshot, now, str(Blocking.QUOTA), detail)
         case Active() | Lost():
             raise NotEligible(f"{snapshot.run} has started; it gives its room back when it ends")
         case _:

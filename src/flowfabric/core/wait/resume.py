@@ -299,7 +299,7 @@ def _expired(
     snapshot: Snapshot, change: "Change[Any]", behaviour: Behaviour
 ) -> "Change[SuspensionExpired | AlreadySatisfied]":
     state = vector(change.after or snapshot).public
-    return replace(change, outcome=SuspensionExpired(snapshot.execution.id, behaviour, state))
+    return change.answering(SuspensionExpired(snapshot.execution.id, behaviour, state))
 
 
 def _overdue(suspension: Suspension, now: Millis) -> list[int]:

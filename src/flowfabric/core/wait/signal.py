@@ -228,18 +228,18 @@ class _Delivering:
         if terms is None:
             return None
         record = self._dedup.get(_approver_key(delivery, delivery.source))
-        if record is None or record.doc[16:].decode() != delivery.name:
+        if record is None or _decision_in(record) != delivery.name:
             return None
         if delivery.about not in (None, terms.about) or self._is_outdated():
             return None
         if self._claims and self._claims.decisions and delivery.name not in self._claims.decisions:
             return None
-        return UUID(bytes=record.doc[:16])
+        return _signal_in(record)
 
     def _seen(self, key: bytes) -> UUID | None:
         """The signal that left a dedup record, if the record still stands."""
         record = self._dedup.get(key)
-        return UUID(bytes=record.doc[:16]) if record and record.stands(self._now) else None
+        return _signal_in(record) if record and record.stands(self._now) else None
 
     # -- may it be delivered
 
@@ -281,7 +281,7 @@ class _Delivering:
         _check_allowed(terms, delivery)
         record = self._dedup.get(_approver_key(delivery, delivery.source))
         if record is not None:
-            raise AlreadyDecided(f"decided before: {record.doc[16:].decode()[:80]}")
+            raise AlreadyDecided(f"decided before: {_decision_in(record)[:80]}")
 
     # -- what it does
 
@@ -483,7 +483,16 @@ def _check_revoked(
         raise TokenRevoked("the token was revoked")
 
 
-# -- the keys of dedup records
+# -- dedup records: what they say, and their keys
+
+
+def _signal_in(record: DedupRecord) -> UUID:
+    return UUID(bytes=record.doc[:16])
+
+
+def _decision_in(record: DedupRecord) -> str:
+    """What an approver has decided, which follows the id of the signal."""
+    return record.doc[16:].decode()
 
 
 def _signal_key(delivery: Delivery) -> bytes:

@@ -26,6 +26,7 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.flow.model import Flow
 from flowfabric.core.flow.outbox import OutboxEntry
 from flowfabric.core.limit.at_submission import waits_at_limit
+from flowfabric.core.limit.unclaimable import counted_start
 from flowfabric.engine.commit.observer import watching
 from flowfabric.store.contract import Store
 from flowfabric.store.hints import NOTHING, Topic, Topics
@@ -38,7 +39,8 @@ class Commit(Struct, frozen=True, kw_only=True):
     workers of this process first, others find it a second later; `ended` and `ended_flows` are
     over; `owed` is new in the outboxes of flows; members that are `settled` have ended and left no
     edge open, and a flow is `unfinished` if a member goes on after that; `limited` have given
-    room back, `queued` have come to wait for limits without having had a slot, and `freed` have
+    room back, of those `unbegun` (as they were before) had been admitted and not begun, `queued`
+    have come to wait for limits without having had a slot, and `freed` have
     ended and given a slot back for sure, by a statement that was sent after so many `looks` at
     lines; `unleased` lost their lease or gave it up; `signalled`:
     a run has received a signal while it runs; `closed` have ended an attempt and go on, and
@@ -55,6 +57,7 @@ class Commit(Struct, frozen=True, kw_only=True):
     settled: frozenset[UUID] = frozenset()
     unfinished: frozenset[UUID] = frozenset()
     limited: tuple[Execution, ...] = ()
+    unbegun: tuple[Snapshot, ...] = ()
     queued: tuple[Execution, ...] = ()
     freed: tuple[Execution, ...] = ()
     looks: int = 0
@@ -154,6 +157,7 @@ class _Effects:
         self._ended: list[UUID] = []
         self._owed: list[OutboxEntry] = []
         self._limited: list[Execution] = []
+        self._unbegun: list[Snapshot] = []
         self._queued: list[Execution] = []
         self._freed: list[Execution] = []
         self._unleased: list[UUID] = []
@@ -190,6 +194,8 @@ class _Effects:
                 self._freed.append(after.execution)
             elif not isinstance(after.state, WITH_SLOT):
                 self._limited.append(after.execution)
+                if counted_start(before) and after.head.epoch == before.head.epoch:
+                    self._unbegun.append(before)
         elif waits_at_limit(after):
             self._queued.append(after.execution)
 
@@ -207,6 +213,7 @@ class _Effects:
             settled=settled,
             unfinished=unfinished,
             limited=tuple(self._limited),
+            unbegun=tuple(self._unbegun),
             queued=tuple(self._queued),
             freed=tuple(self._freed),
             looks=looks or 0,

@@ -16,6 +16,7 @@ from flowfabric.core.base.errors import FenceRequired, Invalid
 from flowfabric.core.base.ids import ExecutionId, parse_uuid
 from flowfabric.core.base.numbers import check_kind_of, check_whole, check_wholes
 from flowfabric.core.base.text import (
+    MAX_NAME,
     MAX_PROGRESS_MESSAGE,
     MAX_REASON,
     MAX_RESULT,
@@ -92,18 +93,22 @@ class Attempts(Service):
             "note", self._flush_notes, weight=_note_weight
         )
 
-    async def complete(self, owned: Owned, result: bytes | None = None) -> Completed:
+    async def complete(
+        self, owned: Owned, result: bytes | None = None, *, encoding: str | None = None
+    ) -> Completed:
         """Ends the execution in success. Repeating it with the same fence returns the same answer
-        and keeps the first result."""
+        and keeps the first result. `encoding` is stored with the result, for its readers."""
         if result is not None:
             result = check_bytes(result, "result", MAX_RESULT)
+        if encoding is not None:
+            encoding = check_text(encoding, "result encoding", limit=MAX_NAME)
         if isinstance(owned, Claim) and owned.snapshot.life.cleanup is None:
-            change = rules.complete(owned.snapshot, self._now(), _SELF, result)
+            change = rules.complete(owned.snapshot, self._now(), _SELF, result, encoding)
             done = change.outcome
             if isinstance(done, Completed) and change.plain_end and await self._ends.put(change):
                 return done
         id, owner = self.unpack(owned)
-        return await self._decide(id, rules.complete, owner, result)
+        return await self._decide(id, rules.complete, owner, result, encoding)
 
     async def fail(
         self, owned: Owned, failure: Failure, *, retry_after: Span | None = None

@@ -17,7 +17,7 @@ from flowfabric.core.base.ids import derive_uuid
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.attempt import hand_back_unheard
 from flowfabric.core.execution.change import Change
-from flowfabric.core.execution.lease import Owner, fence_of, hold
+from flowfabric.core.execution.lease import Owner, fence_of, renew_claimed
 from flowfabric.core.execution.model import Active, Flags, Lease, Snapshot
 from flowfabric.core.execution.takeover import give_up
 from flowfabric.engine.collector import rare_collections
@@ -89,14 +89,14 @@ class ClaimCalls(Service):
         whole = [*((lane,) for lane in weights), call.lanes]
         parts = [_part(call, lanes, 0, lambda: call.id) for lanes in whole]
         taken = await self._ask_store(parts, self._now())
-        return await self._hold(chain(*taken), call.ttl)
+        return await self._renewed(chain(*taken), call.ttl)
 
     async def taken_by(self, call: ClaimCall) -> list[Taken]:
         """What a call with this id has taken, all of its parts, and still holds."""
         ids = [call.id, *(_part_id(call.id, part) for part in range(call.limit + 1))]
         parts = [replace(call, id=each, limit=0, repeated=True) for each in ids]
         taken = await self._ask_store(parts, self._now())
-        return await self._hold(chain(*taken), call.ttl)
+        return await self._renewed(chain(*taken), call.ttl)
 
     async def recover(self) -> None:
         """Returns what was taken by claims whose replies were lost."""
@@ -212,12 +212,12 @@ class ClaimCalls(Service):
         if not again:
             return taken
         try:
-            held = await self._hold(again, call.ttl)
+            held = await self._renewed(again, call.ttl)
         except Unavailable as error:
             return error
         return [*held, *(item for item in taken if not item.again)]
 
-    async def _hold(self, found: Iterable[Taken], ttl: Millis) -> list[Taken]:
+    async def _renewed(self, found: Iterable[Taken], ttl: Millis) -> list[Taken]:
         """Of what an earlier try took, what its worker still holds. It is renewed, so that no
         process hands it back any more for that try (`hand_back`). What was taken to be given up is
         left to the next claim."""
@@ -225,7 +225,7 @@ class ClaimCalls(Service):
         decisions = [
             Decision(
                 item.snapshot.execution.uuid,
-                partial(hold, owner=_owner(item.snapshot), ttl=ttl),
+                partial(renew_claimed, owner=_owner(item.snapshot), ttl=ttl),
                 item.snapshot,
             )
             for item in taken

@@ -338,7 +338,8 @@ class Claims(Service):
         limit: int = 1000,
         namespace: str | None = None,
     ) -> list[ExpiredLease]:
-        """Leases that expired or were revoked and wait for a reclaim, by (expiry, id)."""
+        """Leases that expired or were revoked until `as_of` (now), and wait for a reclaim, by that
+        moment and id."""
         wanted = check_limit(limit, MAX_EXPIRED_PAGE)
         moment = self._now() if as_of is None else check_moment(as_of, "as_of")
         cursor = None if after is None else _expired_cursor(after)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
 
 from msgspec.structs import replace
 
@@ -55,18 +56,12 @@ class Events(Service):
         query = _query(wanted, after, limit, execution)
         if not query.limit:
             return EventPage((), query.after)
-        return await self._read(query, wanted, execution)
+        return await self._read(query, wanted, _key(execution))
 
     async def batch(self, wanted: EventFilter, after: int, limit: int = MAX_PAGE) -> EventBatch:
         """The next events of a reader that must know if some were deleted before it came."""
         checked = check_wanted_events(wanted)
-        query = _query(checked, after, check_whole(limit, "limit", 1))
-        page = await self._read(query, checked, None)
-        if page.cursor == after:
-            return EventBatch((), after)
-        # Asked after the events were read: what is deleted from now on was seen.
-        forgotten = await self._context.store.forgotten_event()
-        return EventBatch(page.events, page.cursor, gap_between(after, page.cursor, forgotten))
+        return await self._batch(_query(checked, after, check_whole(limit, "limit", 1)), checked)
 
     async def tail(self) -> int:
         """The cursor after the last event: only later events follow."""
@@ -96,7 +91,7 @@ class Events(Service):
         wanted = check_filter(namespace, _one(family), tag)
         query = _query(wanted, 0 if after is None else after, MAX_PAGE, execution)
         begin = None if after is not None else self._begin()
-        return self._events(query, wanted, execution, begin)
+        return _events_of(self._batches(query, wanted, begin, _key(execution)))
 
     def follow(
         self,
@@ -127,42 +122,20 @@ class Events(Service):
         begin.add_done_callback(lambda done: done.cancelled() or done.exception())
         return begin
 
-    async def _events(
+    async def _batches(
         self,
         query: EventQuery,
         wanted: EventFilter,
-        execution: str | None,
         begin: "asyncio.Future[int] | None",
-    ) -> AsyncGenerator[StoredEvent, None]:
-        key = None if execution is None else ExecutionId(execution)
-        cursor = query.after if begin is None else await begin
-        patience = Patience(lambda: self._closed)
-        while True:
-            moves = self._tail.moves
-            try:
-                page = self._shared(query, wanted, cursor, key) or await self._read(
-                    replace(query, after=cursor), wanted, execution
-                )
-            except Unavailable as error:
-                await patience.wait(error)
-                continue
-            patience.restore()
-            for event in page.events:
-                yield event
-            if page.cursor == cursor:
-                await self._tail.wait(moves)
-            cursor = page.cursor
-
-    async def _batches(
-        self, query: EventQuery, wanted: EventFilter, begin: "asyncio.Future[int] | None"
+        key: ExecutionId | None = None,
     ) -> AsyncGenerator[EventBatch, None]:
         cursor = query.after if begin is None else await begin
         patience = Patience(lambda: self._closed)
         while True:
             moves = self._tail.moves
             try:
-                batch = self._shared(query, wanted, cursor, None) or await self.batch(
-                    wanted, cursor, query.limit
+                batch = self._shared(query, wanted, cursor, key) or await self._batch(
+                    replace(query, after=cursor), wanted, key
                 )
             except Unavailable as error:
                 await patience.wait(error)
@@ -182,10 +155,20 @@ class Events(Service):
         page = None if query.tag is not None else self._tail.page_after(cursor)
         return None if page is None else page.part(wanted, cursor, query.limit, key)
 
+    async def _batch(
+        self, query: EventQuery, wanted: EventFilter, key: ExecutionId | None = None
+    ) -> EventBatch:
+        after = query.after
+        page = await self._read(query, wanted, key)
+        if page.cursor == after:
+            return EventBatch((), after)
+        # Asked after the events were read: what is deleted from now on was seen.
+        forgotten = await self._context.store.forgotten_event()
+        return EventBatch(page.events, page.cursor, gap_between(after, page.cursor, forgotten))
+
     async def _read(
-        self, query: EventQuery, wanted: EventFilter, execution: str | None
+        self, query: EventQuery, wanted: EventFilter, key: ExecutionId | None
     ) -> EventPage:
-        key = None if execution is None else ExecutionId(execution)
         page = await self._context.store.events(query)
         events = tuple(
             event for event in page.events if wanted.wants(event) and key in (None, event.id)
@@ -213,6 +196,19 @@ class Patience:
         self._pause = FIRST_PAUSE
 
 
+async def _events_of(
+    batches: AsyncGenerator[EventBatch, None],
+) -> AsyncGenerator[StoredEvent, None]:
+    async with aclosing(batches):
+        async for batch in batches:
+            for event in batch.events:
+                yield event
+
+
+def _key(execution: str | None) -> ExecutionId | None:
+    return None if execution is None else ExecutionId(execution)
+
+
 def _one(family: Family | None) -> Iterable[Family]:
     return () if family is None else (family,)
 
@@ -221,7 +217,7 @@ def _query(wanted: EventFilter, after: int, limit: int, execution: str | None = 
     return EventQuery(
         after=check_whole(after, "cursor", 0, MAX_CURSOR),
         limit=check_limit(limit, MAX_PAGE),
-        uuid=None if execution is None else ExecutionId(execution).uuid,
+        uuid=None if (key := _key(execution)) is None else key.uuid,
         namespace=wanted.namespace,
         kinds=wanted.kinds,
         tag=wanted.tag,

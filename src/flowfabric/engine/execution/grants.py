@@ -31,20 +31,19 @@ from flowfabric.core.execution.grant import (
     NotReclaimable,
     ReclaimCapExceeded,
 )
-from flowfabric.core.execution.granted import (
-    AS_PLANNED,
+from flowfabric.core.execution.grant_record import (
     KEY_PREFIX,
     NO_NOTES,
     Grant,
     GrantNotes,
-    NewAttempt,
     check_grant_key,
-    check_new_attempt,
     check_notes,
     grant_id_from_key,
 )
 from flowfabric.core.execution.lease import DEFAULT_TTL, MAX_TTL, Taking
 from flowfabric.core.execution.model import Active, Ready, Snapshot, WorkerIdentity
+from flowfabric.core.execution.new_attempt import AS_PLANNED, NewAttempt, check_new_attempt
+from flowfabric.core.execution.reclaim import check_reclaimable, issue_reclaim_grant, reclaim
 from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.limit.budget import Exhausted, spent
 from flowfabric.core.limit.budget_gate import is_new_work
@@ -109,11 +108,11 @@ class Grants(Service):
         try:
             grantee = self._grantee(worker, capabilities, ttl, key, notes)
         except InvalidCapabilities:
-            refused = await self._decide(id, rules.check_reclaimable, cap)  # which comes first
+            refused = await self._decide(id, check_reclaimable, cap)  # which comes first
             if refused is not None:
                 return refused
             raise
-        return await self._decide(id, rules.issue_reclaim_grant, grantee, cap)
+        return await self._decide(id, issue_reclaim_grant, grantee, cap)
 
     async def find_and_issue(
         self,
@@ -273,7 +272,7 @@ class Grants(Service):
         another instance of the worker may redeem."""
         cap = _count(max_reclaims, "max_reclaims")
         taking = self._taking(worker, ttl, lease_id, key, attempt)
-        outcome = await self._decide(id, rules.reclaim, taking, cap)
+        outcome = await self._decide(id, reclaim, taking, cap)
         return await self._claim(outcome, taking) if isinstance(outcome, Snapshot) else outcome
 
     async def eligible(

@@ -29,7 +29,7 @@ from flowfabric.core.base.time import NO_TIME, Millis, check_moment
 from flowfabric.core.execution.attempts import inline_attempts
 from flowfabric.core.execution.failures import FailureGroup, FailureGroups
 from flowfabric.core.execution.grant import grant_at
-from flowfabric.core.execution.granted import Grant
+from flowfabric.core.execution.grant_record import Grant
 from flowfabric.core.execution.history import StepView, describe_steps
 from flowfabric.core.execution.model import (
     Active,
@@ -126,6 +126,7 @@ class Description(Struct, frozen=True, kw_only=True):
     forked_at: str | None = None
     creator: str | None
     encoding: str | None
+    result_encoding: str | None = None
     key: str | None
     tags: Mapping[str, str]
 
@@ -602,6 +603,7 @@ def _description(detail: Detail, snapshot: Snapshot) -> Description:
         forked_at=execution.facts.forked_at,
         creator=execution.facts.creator,
         encoding=execution.facts.encoding,
+        result_encoding=life.result_encoding,
         key=execution.facts.key,
         tags=dict(sorted(detail.tags.items())),
     )

@@ -205,15 +205,13 @@ class Flows(Service):
         return Declared(new.id, laid.ids, created)
 
     async def add(self, flow: UUID, submission: Submission) -> Added | AlreadyMember:
-        """A new execution as a member; held until the flow is sealed, if it is not yet. With a
-        known key it is the one that was added before."""
+        """A new execution as a member; it does not run before it is one, and in an open flow not
+        before the seal. With a known key it is the one that was added before."""
         self._accept()
         key = parse_uuid(flow, "flow")
         wanted = check_kind_of(submission, Submission, "submission")
-        found = open_flow(await _exact(self._context.store, self._resolver, key), key)
-        creation = create(replace(wanted, flow=key), self._fresh(), self._now())
-        if found.state is FlowState.OPEN and not found.eager:
-            creation = grow.held(creation)
+        open_flow(await _exact(self._context.store, self._resolver, key), key)
+        creation = grow.held(create(replace(wanted, flow=key), self._fresh(), self._now()))
         # Two writes. A process that dies in between leaves one that is held; the sweep ends it.
         made = await self._executions.put_new(creation)
         try:
@@ -306,7 +304,8 @@ class Flows(Service):
 
         async def decide(found: Flow | None, now: Millis) -> tuple[FlowChange | None, bool]:
             open = open_flow(found, key)
-            change = grow.set_policy(open, now, await self._load(execution), policy)
+            member = await self._load(execution)
+            change = grow.set_policy(open, now, member, execution.uuid, policy)
             return change, change is not None
 
         return await self._change(key, decide, grows=True)
@@ -602,10 +601,12 @@ async def _find_edge(store: Store, flow: UUID, id: UUID) -> EdgeState | None:
 async def _ends(store: Store, flow: Flow, edge: Edge) -> tuple[Snapshot, Snapshot]:
     """Both ends of a new edge; `CycleDetected` if it would close a circle."""
     found = await store.load([edge.upstream, edge.downstream])
-    ends = grow.both_ends(flow, found.get(edge.upstream), found.get(edge.downstream))
+    upstream, downstream = [
+        grow.member_of(flow, found.get(id), id) for id in (edge.upstream, edge.downstream)
+    ]
     if await reaches(store, edge.flow, edge.downstream, edge.upstream):
-        raise CycleDetected("the upstream depends on the downstream already")
-    return ends
+        raise CycleDetected(f"{upstream.run} depends on {downstream.run} already")
+    return upstream, downstream
 
 
 async def _is_staged(store: Store, edge: Edge) -> bool:

@@ -14,7 +14,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.attempts import inline_attempts
 from flowfabric.core.execution.model import Attempt, Ended, Ready, Snapshot, Start, Waiting
 from flowfabric.core.execution.outcome import AttemptOutcome, Outcome
-from flowfabric.core.flow.join import AllOf, EdgeState, Join
+from flowfabric.core.flow.join import AllOf, AnyOf, Edge, EdgeState, Join
 
 Attempts = Callable[[UUID], Awaitable[Sequence[Attempt]]]
 
@@ -49,8 +49,10 @@ async def passed_results(
         now = _present(upstream)
         if _is_replayed(upstream, taken_at):
             if edge.outcome is Outcome.SUCCESS:
-                now = _last_success(await attempts(uuid), taken_at) or now
-            elif edge.outcome is not None and upstream.life.replays:
+                history = await attempts(uuid)
+                successes = [each for each in history if each.outcome is AttemptOutcome.SUCCESS]
+                now = _last_end(successes, taken_at) or _last_end(successes) or now
+            elif edge.outcome is not None and upstream.life.replays and taken_at is not None:
                 history = (*await attempts(uuid), *inline_attempts(upstream))
                 now = _last_end(history, taken_at) or _without_result(now)
             else:
@@ -58,6 +60,25 @@ async def passed_results(
         if now is not None:
             found[uuid] = now
     return found
+
+
+def counting_edges(
+    join: Join, edges: Sequence[EdgeState], passed: Mapping[UUID, PassedResult]
+) -> list[Edge]:
+    """The edges whose data a join takes: all; those of upstreams that had ended when it fired, the
+    earliest first; or of `AnyOf`, the one that has fired it. A later ending changes no argument of
+    a later attempt."""
+    if isinstance(join.policy, AllOf):
+        return [state.edge for state in edges]
+    if isinstance(join.policy, AnyOf) and join.last is not None:
+        return [state.edge for state in edges if state.edge.id.hex == join.last]
+    ends = {uuid: end.ended_at for uuid, end in passed.items()}
+    late = Millis(0) if join.fired_at is None else Millis(join.fired_at + 1)
+    found = [state for state in edges if ends.get(state.edge.upstream, late) < late]
+    found.sort(key=lambda state: (ends[state.edge.upstream], state.edge.id))
+    if isinstance(join.policy, AnyOf):  # several were counted at once
+        found = [state for state in found if state.satisfied][:1]
+    return [state.edge for state in found]
 
 
 async def _taken_at(downstream: Snapshot, attempts: Attempts) -> Millis | None:
@@ -92,27 +113,13 @@ def _is_replayed(upstream: Snapshot, taken_at: Millis | None) -> bool:
             return True
 
 
-def _last_success(attempts: Sequence[Attempt], taken_at: Millis | None) -> PassedResult | None:
-    """The last one before the result was taken; the last of all if there was none."""
-    ended = [
-        PassedResult(each.ended_at, each.result)
-        for each in attempts
-        if each.outcome is AttemptOutcome.SUCCESS and each.ended_at is not None
-    ]
-    in_time = [each for each in ended if taken_at is None or each.ended_at <= taken_at]
-    return (in_time or ended)[-1] if ended else None
-
-
-def _last_end(attempts: Sequence[Attempt], taken_at: Millis | None) -> PassedResult | None:
-    """The last end of an attempt before the result was taken."""
-    if taken_at is None:
-        return None
-    ended = [
-        PassedResult(each.ended_at, each.result if each.outcome is AttemptOutcome.SUCCESS else None)
-        for each in attempts
-        if each.ended_at is not None and each.ended_at <= taken_at
-    ]
-    return ended[-1] if ended else None
+def _last_end(attempts: Sequence[Attempt], until: Millis | None = None) -> PassedResult | None:
+    """The last end of these attempts, or the last one until then."""
+    for each in reversed(attempts):
+        if each.ended_at is not None and (until is None or each.ended_at <= until):
+            succeeded = each.outcome is AttemptOutcome.SUCCESS
+            return PassedResult(each.ended_at, each.result if succeeded else None)
+    return None
 
 
 def _without_result(found: PassedResult | None) -> PassedResult | None:

@@ -28,14 +28,14 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.status import PublicState, public_state
 from flowfabric.core.flow.cancel import is_orphan
-from flowfabric.core.flow.join import AllOf, AnyOf, Edge, EdgeState, Join
+from flowfabric.core.flow.join import Edge, EdgeState, Join
 from flowfabric.core.flow.model import Flow, FlowState, count_outbox, known
 from flowfabric.core.flow.outbox import OutboxEntry, is_spared
 from flowfabric.core.flow.status import PublicFlowState, public_flow_state
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.records import find
 from flowfabric.engine.context import EngineContext, Service
-from flowfabric.engine.flow.passing import PassedResult, passed_results
+from flowfabric.engine.flow.passing import counting_edges, passed_results
 from flowfabric.engine.flow.resolver import FlowResolver
 from flowfabric.engine.flow.walks import PAGE, edge_pages, load_all, member_pages, whole
 from flowfabric.store.queries import EdgeQuery, FlowQuery, MembersOf
@@ -239,7 +239,7 @@ class FlowViews(Service):
         upstreams = await self._ended.put(tuple(each.edge.upstream for each in wanted))
         passed = await passed_results(snapshot, wanted, upstreams, self._context.store.attempts)
         given: dict[str, bytes | None] = {}
-        for edge in _counting(join, wanted, passed):
+        for edge in counting_edges(join, wanted, passed):
             name = edge.input or ""
             if given.get(name) is None:
                 end = passed.get(edge.upstream)
@@ -304,23 +304,6 @@ class FlowViews(Service):
     async def _all_edges(self, query: EdgeQuery) -> list[EdgeState]:
         pages = edge_pages(self._context.store, query)
         return [state async for page in pages for state in page]
-
-
-def _counting(
-    join: Join, edges: list[EdgeState], passed: Mapping[UUID, PassedResult]
-) -> list[Edge]:
-    """The edges whose data a join takes: all, or those of upstreams that had ended when it fired,
-    the earliest first. A later ending changes no argument of a later attempt."""
-    found = [state.edge for state in edges]
-    if isinstance(join.policy, AllOf):
-        return found
-    if isinstance(join.policy, AnyOf) and join.last is not None:
-        # A rival that ends at the same moment has fired nothing.
-        return [edge for edge in found if edge.id.hex == join.last]
-    ends = {uuid: end.ended_at for uuid, end in passed.items()}
-    late = Millis(0) if join.fired_at is None else Millis(join.fired_at + 1)
-    found = [edge for edge in found if ends.get(edge.upstream, late) < late]
-    return sorted(found, key=lambda edge: (ends[edge.upstream], edge.id))
 
 
 def _member(snapshot: Snapshot) -> Member:

@@ -124,10 +124,7 @@ class BudgetGate(Service):
             self._note_reset(why)
             rule = partial(_held_back, why=why)
             decisions.append(Decision(snapshot.execution.uuid, rule, snapshot))
-        answers = await self._context.decisions.decide_all(decisions)
-        pairs = zip(refused, answers, strict=True)
-        held = [snapshot for (snapshot, _), back in pairs if back is True]
-        await self._releases.give_starts_back(held)
+        await self._context.decisions.decide_all(decisions)
 
     async def let_in_due(self) -> None:
         """Admits what was refused here until a reset that has come since. The sweep finds the
@@ -184,7 +181,7 @@ class BudgetGate(Service):
                     "giving back a refused run failed; its lease has to expire: %s",
                     answer,
                 )
-        await self._releases.give_starts_back(_unbegun(turned, answers))
+        self._releases.turned_away(_unbegun(turned, answers))
 
     async def _take_back(self, taken: Sequence[Taken]) -> None:
         held = [item.snapshot for item in taken]
@@ -194,7 +191,7 @@ class BudgetGate(Service):
             if isinstance(state := snapshot.state, Active)
         ]
         answers = await self._context.decisions.decide_all(decisions)
-        await self._releases.give_starts_back(_unbegun(held, answers))
+        self._releases.turned_away(_unbegun(held, answers))
 
     def _note_reset(self, why: Exhausted) -> None:
         if why.next_reset_at is not None:

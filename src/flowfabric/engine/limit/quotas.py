@@ -26,7 +26,6 @@ from flowfabric.core.limit.check_admission import (
 )
 from flowfabric.core.limit.quota import Quota, Use, check_quota, check_quota_name, queue_of
 from flowfabric.core.limit.release import Release, Room, limits_since
-from flowfabric.core.limit.unclaimable import counted_start
 from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.commit.records import find, listed
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
@@ -146,9 +145,8 @@ class Quotas(Service):
         repeated; `NotEligible` if it is granted to a worker or has started."""
         asked, key = check_quota_name(name), ExecutionId(id)
         await self.get(asked)
-        held = await self._decide(key, give_back, asked)
-        if held is not None and counted_start(held):
-            await self._releases.give_starts_back([held])
+        await self._decide(key, give_back, asked)
+        await self._releases.unbegun.take_back()
         return AdmissionReleased(key)
 
     async def _admit(

@@ -21,7 +21,7 @@ from flowfabric.core.execution.model import Execution, Snapshot
 from flowfabric.core.execution.policy import DEFAULT_POLICY
 from flowfabric.core.limit.known_quota import KnownQuota
 from flowfabric.core.limit.quota import Quota, Uses
-from flowfabric.core.limit.release import QuotaView, Release, release, starts_back
+from flowfabric.core.limit.release import QuotaView, Release, release
 from flowfabric.core.limit.unclaimable import Unclaimable
 from flowfabric.engine.commit.background import Background
 from flowfabric.engine.commit.observer import watching
@@ -29,10 +29,10 @@ from flowfabric.engine.commit.post_commit import Commit
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.known_lines import KnownLines, LineEvent
+from flowfabric.engine.limit.unbegun import UnbegunStarts
 from flowfabric.engine.limit.unclaimable import ClosedRoutes
 from flowfabric.store.hints import Topic
 from flowfabric.store.queries import QuotaViewRequest
-from flowfabric.store.rows.record import QUOTAS
 
 MAX_MOVES = 500
 LEAST = 32
@@ -70,11 +70,13 @@ class Releases(Service):
         self._moved_at: dict[str, int] = {}
         self._moves = count(1)
         self._opens_at: dict[str, Millis] = {}
+        self.unbegun = UnbegunStarts(context)
         self.closed = ClosedRoutes(context)
         self.lines = KnownLines(context, self.closed)
 
     def committed(self, commit: Commit) -> None:
         if commit.limited:
+            self.unbegun.note(commit.unbegun)
             self.kick(commit.limited)
         if commit.queued:
             self.kick(commit.queued, KnownQuota.wait)
@@ -150,23 +152,10 @@ class Releases(Service):
             self.lines.note(quota, queues, KnownQuota.forget)
             await self._serve(quota, queues)
 
-    async def give_starts_back(self, snapshots: Sequence[Snapshot]) -> None:
-        """Takes these executions back from the rates: they were admitted but went back before they
-        started."""
-        limited = [snapshot for snapshot in snapshots if snapshot.execution.uses]
-        if not limited:
-            return
-        names = {use.quota for snapshot in limited for use in snapshot.execution.uses}
-        try:
-            quotas = await self._context.store.records.get(QUOTAS, list(names))
-            back = starts_back([(s.execution.uses, s.admitted_at) for s in limited], quotas)
-            if back:
-                await self._context.store.take_starts_back(back)
-        except FlowFabricError as error:
-            log.warning(
-                "%s starts stay counted until their window is over: %s", len(limited), error
-            )
-        self.kick([snapshot.execution for snapshot in limited])
+    def turned_away(self, snapshots: Sequence[Snapshot]) -> None:
+        """These executions were claimed, and went back before they began."""
+        self.unbegun.note(snapshots)
+        self.kick([snapshot.execution for snapshot in snapshots])
 
     def _start(self) -> None:
         """One more task, if a quota is to be looked at and no task does."""
@@ -189,6 +178,7 @@ class Releases(Service):
             self._rounds.begin(quota)
             self._start()
             try:
+                await self.unbegun.take_back()
                 await self.lines.introduce()
                 await self._serve(quota, queues)
             finally:

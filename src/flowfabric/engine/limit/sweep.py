@@ -98,8 +98,7 @@ class LimitSweep(Service):
             if len(crowds) < PAGE:
                 break
         if waited:
-            given = await self._releases.closed.give_slots_back()
-            await self._releases.give_starts_back(given)
+            await self._releases.closed.give_slots_back()
 
     async def _next_in(self, queue: int) -> Snapshot | None:
         """A run of a queue whose first cannot be read."""

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Iterable
 
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Route, Snapshot
 from flowfabric.core.execution.registry import Presence
 from flowfabric.core.limit.budget_gate import give_slot_back
@@ -12,7 +11,6 @@ from flowfabric.core.limit.lane import Lane
 from flowfabric.core.limit.unclaimable import (
     NeededSlot,
     Unclaimable,
-    counted_start,
     in_the_way,
     needed_slots,
     unclaimable,
@@ -70,13 +68,12 @@ class ClosedRoutes(Service):
                 self._routes.add(route)
                 self.known += unclaimable((route,), self._lanes, self._workers, self._now())
 
-    async def give_slots_back(self) -> list[Snapshot]:
+    async def give_slots_back(self) -> None:
         """Executions that no worker can take give their slots to waiting ones that can be taken; a
-        page of them is looked at each time. Returns those whose start a rate has counted, as they
-        were before."""
+        page of them is looked at each time."""
         closed = self.known
         if not closed.routes:
-            return []
+            return
         store, now = self._context.store, self._now()
         page = ReadySlots(closed.routes, self._looked_through)
         holding = await store.executions_in(page, PAGE)
@@ -91,11 +88,9 @@ class ClosedRoutes(Service):
             if yields_slot(snapshot, now, self._lane(snapshot), closed)
         ]
         wanted = await self._wanted(idle, closed, now)
-        answers = await self._context.decisions.decide_all(
-            [Decision(each.execution.uuid, _given_back, each) for each in wanted]
+        await self._context.decisions.decide_all(
+            [Decision(each.execution.uuid, give_slot_back, each) for each in wanted]
         )
-        pairs = zip(wanted, answers, strict=True)
-        return [each for each, back in pairs if back is True and counted_start(each)]
 
     async def _wanted(
         self, idle: list[Snapshot], closed: Unclaimable, now: Millis
@@ -130,7 +125,3 @@ async def live_workers(store: Store, now: Millis) -> list[Presence]:
             break
         after = page[-1].key
     return found
-
-
-def _given_back(found: Snapshot | None, now: Millis) -> Change[bool]:
-    return give_slot_back(found, now)

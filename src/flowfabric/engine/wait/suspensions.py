@@ -37,16 +37,10 @@ from flowfabric.core.wait.model import (
     Terms,
     Waitpoint,
 )
+from flowfabric.core.wait.request import Suspend, WaitpointUse, check_suspend
 from flowfabric.core.wait.resume import RESUMED, TIMED_OUT, SuspensionExpired
 from flowfabric.core.wait.signal import needs_of_tokens, revoked_at
-from flowfabric.core.wait.suspend import (
-    AlreadyMet,
-    NotMet,
-    NowSuspended,
-    Suspend,
-    WaitpointUse,
-    check_suspend,
-)
+from flowfabric.core.wait.suspend import AlreadyMet, NotMet, NowSuspended
 from flowfabric.core.wait.token import Token, TokenClaims, mint
 from flowfabric.core.wait.waitpoint import NewWaitpoint, OpenWaitpoint, WaitpointsClosed
 from flowfabric.engine.commit.batch import Batcher
@@ -123,7 +117,7 @@ class Suspensions(Service):
             lambda found: rules.needs_to_suspend(found, wanted),
             lambda found, now, loaded: rules.suspend(found, now, loaded, owner, wanted),
             rules.known_to_suspend(held, wanted, self._known),
-            rules.unique_ids(wanted),
+            wanted.unique_ids,
         )
         if isinstance(answer, NowSuspended):
             _warn_of_unanswerable(id, wanted)

@@ -1,8 +1,8 @@
 """What a caller may do.
 
 A handler names the scope it needs: `opt=needs("read")`; without one it is public. The gateway has
-found the caller before (`server.gateway`). What belongs to a namespace that the caller does not
-see answers exactly like what does not exist.
+found the caller before (`server.http.gateway`). What belongs to a namespace that the caller does
+not see answers exactly like what does not exist.
 """
 
 from collections.abc import Awaitable, Callable

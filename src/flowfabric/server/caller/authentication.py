@@ -3,6 +3,7 @@
 from time import monotonic
 
 from flowfabric.core.access.token import ANONYMOUS, Identity
+from flowfabric.core.base.errors import InvalidCredentials
 from flowfabric.engine.engine import Engine
 from flowfabric.server.caller.credentials import bearer_token
 
@@ -23,10 +24,16 @@ class Authentication:
 
     async def identify(self, header: str | None) -> Identity | None:
         """The caller with this Authorization header, None for one that has sent none and needs
-        one. Unauthenticated for a token that is not valid."""
-        token = bearer_token(header)
-        if token is not None:
-            return await self._engine.tokens.verify(token)
+        one. Unauthenticated for a token that is not valid. A server that lets every caller in
+        refuses none for a header that means nothing to it: a proxy may have sent it."""
+        try:
+            token = bearer_token(header)
+            if token is not None:
+                return await self._engine.tokens.verify(token)
+        except InvalidCredentials:
+            if await self._lets_everyone_in():
+                return ANONYMOUS
+            raise
         return ANONYMOUS if await self._lets_everyone_in() else None
 
     async def _lets_everyone_in(self) -> bool:

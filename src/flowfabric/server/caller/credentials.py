@@ -7,7 +7,7 @@ SCHEME = "Bearer"
 
 def bearer_token(header: str | None) -> str | None:
     """The token of an `Authorization` header, None without one. InvalidCredentials for a header
-    with another scheme or without a token: a caller that tries to be someone is never anonymous.
+    with another scheme or without a token.
 
     >>> bearer_token("Bearer ff_ci_secret")
     'ff_ci_secret'

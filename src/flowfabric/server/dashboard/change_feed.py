@@ -1,4 +1,4 @@
-"""One task per process that notices changes, for all who follow them (`server.changes`)."""
+"""One task per process that notices changes, for all who follow them (`changes` beside it)."""
 
 import asyncio
 from collections.abc import Iterator, Sequence

@@ -21,6 +21,7 @@ from flowfabric.server.dashboard.overview_reader import OverviewAnswer
 from flowfabric.server.http.documents import document, plain, respond_page
 from flowfabric.server.http.parameters import (
     Cursor,
+    ListLimit,
     Namespace,
     PageLimit,
     shared_engine,
@@ -81,7 +82,7 @@ async def suspended(
     request: Request[Any, Any, Any],
     namespace: Namespace = None,
     cursor: Cursor = None,
-    limit: PageLimit = 100,
+    limit: ListLimit = 100,
 ) -> Response[dict[str, Any]]:
     """Suspended executions, the one that has waited longest first, with why they wait."""
     place = visible_namespace(caller_of(request), namespace)
@@ -141,8 +142,8 @@ async def expired_leases(
     cursor: Cursor = None,
     limit: LeaseLimit = 1000,
 ) -> Response[dict[str, Any]]:
-    """Leases that ran out and were not taken over yet, the earliest first, for a supervisor that
-    reclaims; with `as_of` those that run out until that moment."""
+    """Leases that ran out or were revoked and were not taken over yet, the earliest first, for a
+    supervisor that reclaims; with `as_of` those that run out until that moment."""
     most = min(limit, MAX_EXPIRED_PAGE)
     found = await shared_engine(request).claims.expired(
         as_of=None if as_of is None else Millis(as_of),

@@ -22,7 +22,7 @@ from flowfabric.core.base.ids import (
 )
 from flowfabric.core.base.text import check_lane, check_worker
 from flowfabric.core.execution.grant import Granted, NotReclaimable
-from flowfabric.core.execution.granted import GrantNotes
+from flowfabric.core.execution.grant_record import GrantNotes
 from flowfabric.core.execution.lease import Owner, Revoked
 from flowfabric.core.execution.model import Source, WorkerIdentity, clamp_priority
 from flowfabric.core.execution.status import PublicState, Vector

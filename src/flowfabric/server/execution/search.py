@@ -1,4 +1,4 @@
-"""Executions as people look for them: search, depth, waiting for an end."""
+"""Executions as people look for them: search, all that is known of one, waiting for its end."""
 
 import asyncio
 from typing import Annotated, Any

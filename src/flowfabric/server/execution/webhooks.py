@@ -130,7 +130,7 @@ def _is_seen(request: Request[Any, Any, Any], webhook: Webhook) -> bool:
 
 
 def _shown(webhook: Webhook) -> dict[str, Any]:
-    return {name: value for name, value in document(webhook).items() if name not in HIDDEN}
+    return document(webhook, *HIDDEN)
 
 
 HANDLERS = [

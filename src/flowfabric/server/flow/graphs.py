@@ -59,7 +59,9 @@ class ShownPolicy(Struct, omit_defaults=True):
     on_satisfied: Rest | UnsetType = UNSET
 
 
-JOIN = also(Join, policy=ShownPolicy, running=int)
+NOTES = ("inputs", "last", "floors", "rounds")
+"""What the engine keeps in mind of a join, for passing results and for replays."""
+JOIN = also(Join, *NOTES, policy=ShownPolicy, running=int)
 MEMBER = also(Member, join=JOIN | None)
 
 
@@ -253,7 +255,8 @@ async def replay_flow(
     status_code=200,
 )
 async def seal_flow(request: Request[Any, Any, Any], id: FromPath[str]) -> Response[dict[str, Any]]:
-    """Says that the graph is complete: no member or edge comes any more."""
+    """Says that the graph is complete: members start as their joins allow, and the flow ends with
+    the last of them."""
     key = await _existing(request, id)
     return respond({"sealed": await engine_of(request).flows.seal(key)})
 
@@ -279,7 +282,7 @@ async def set_flow_tags(
 def _join(join: Join) -> dict[str, Any]:
     """`running` are the edges whose upstream has not ended."""
     shown = {"policy": _shown_policy(join.policy), "running": join.running}
-    return {**document(join), **shown}
+    return {**document(join, *NOTES), **shown}
 
 
 def _member(member: Member) -> dict[str, Any]:

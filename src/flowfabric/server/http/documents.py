@@ -17,9 +17,10 @@ from flowfabric.server.http.wire import respond
 S = TypeVar("S", bound=Struct)
 
 
-def document(value: Struct) -> dict[str, Any]:
-    """The members of a value."""
-    return plain_members(value, _leaf)
+def document(value: Struct, *hidden: str) -> dict[str, Any]:
+    """The members of a value, without those that are the engine's own affair."""
+    members = plain_members(value, _leaf)
+    return {name: each for name, each in members.items() if name not in hidden}
 
 
 def respond_page(

@@ -18,6 +18,7 @@ from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.core.base.ids import ANYWHERE, ExecutionId
 from flowfabric.server.caller.access import anonymous, lacks_credential
 from flowfabric.server.http.asgi import REQUEST_ID
+from flowfabric.server.http.paths import shown_path
 from flowfabric.server.http.wire import BodyError, encode, read_id
 
 log = logging.getLogger("flowfabric.server")
@@ -113,7 +114,6 @@ _FAMILIES: dict[type, tuple[int, str | None, bool | None]] = {
     errors.RotationConflict: (409, "rotation_conflict", False),
     errors.Contention: (409, "contention", True),
     errors.NotActive: (409, "contention", True),
-    errors.AlreadyEnded: (409, "contention", True),
     errors.RetryExhausted: (503, "retry_exhausted", None),
     errors.WrongState: (409, "state_conflict", False),
     errors.NotTerminal: (409, "execution_not_terminal", False),
@@ -131,10 +131,7 @@ the original that have a kind of their own. All other states are `state_conflict
 _CODES: dict[str, str] = {"invalid_graph": "invalid_dependency"}
 """Codes that the original spells otherwise."""
 
-VARIANTS: dict[str, str] = {"already_ended": "ExecutionNotActive"}
-"""Words of the original for contention, shown in `error`, where they are not those of the code."""
-
-ENTITIES = {"quota": "quota_policy"}
+_ENTITIES = {"quota": "quota_policy"}
 """Words of the original for what was not found."""
 
 _DETAILS = {
@@ -169,7 +166,7 @@ def _text(error: FlowFabricError, code: str, kind: str | None) -> str:
     if isinstance(error, errors.InvalidId):
         return f"invalid id: {error.detail}"
     if kind in ("contention", "retry_exhausted"):
-        return f"contention: {VARIANTS.get(error.code, _camel(error.code))}{detail}"
+        return f"contention: {_camel(error.code)}{detail}"
     return f"{code}{detail}"
 
 
@@ -180,7 +177,7 @@ def _camel(code: str) -> str:
 def _missing(error: errors.NotFound) -> str:
     if error.entity.startswith("execution") and error.key:
         return f"{error.entity} not found: {_shown(error.key)}"
-    return f"not found: {ENTITIES.get(error.entity, error.entity)}"
+    return f"not found: {_ENTITIES.get(error.entity, error.entity)}"
 
 
 def _shown(key: object) -> str:
@@ -306,7 +303,7 @@ def _as_given(request: Request[Any, Any, Any], reason: dict[str, Any]) -> dict[s
 
 
 def on_timeout(request: Request[Any, Any, Any], error: TimeoutError) -> Response[Any]:
-    path, fields = request.url.path, _fields(request)
+    path, fields = shown_path(request.scope), _fields(request)
     log.warning("%s %s took longer than its deadline", request.method, path, extra=fields)
     body = ErrorBody(
         error="the request took longer than the server allows; repeat it with the same ids",
@@ -323,7 +320,7 @@ def on_fault(request: Request[Any, Any, Any], error: Exception) -> Response[Any]
 
 
 def _log_fault(request: Request[Any, Any, Any], error: Exception) -> None:
-    path, fields = request.url.path, _fields(request)
+    path, fields = shown_path(request.scope), _fields(request)
     log.error("%s %s failed", request.method, path, exc_info=error, extra=fields)
 
 

@@ -5,7 +5,8 @@ Servers decode a path before the application sees it, so that `/v1/lanes/team%2F
 """
 
 import re
-from urllib.parse import unquote, unquote_to_bytes
+from collections.abc import Mapping
+from urllib.parse import quote, unquote, unquote_to_bytes
 
 from flowfabric.core.base.errors import Invalid
 from flowfabric.server.http.asgi import Scope
@@ -29,16 +30,21 @@ def hide_slashes(scope: Scope) -> None:
 def show_slashes(scope: Scope) -> None:
     """Once the route is known."""
     if _SLASH in scope["path"]:
-        scope["path"] = shown_path(scope)
+        scope["path"] = _with_slashes(scope)
         scope["path_params"] = {
             name: value.replace(_SLASH, "/") for name, value in scope["path_params"].items()
         }
 
 
-def shown_path(scope: Scope) -> str:
-    """The path as text for people."""
-    path: str = scope["path"]
-    return path.replace(_SLASH, "%2F")
+def shown_path(scope: Mapping[str, object]) -> str:
+    """The path as text for people. One with a line end or an escape sequence in it is quoted: no
+    caller writes lines of its own into the log."""
+    path = _with_slashes(scope)
+    return path if path.isprintable() else quote(path, safe="/%:{}", errors="replace")
+
+
+def _with_slashes(scope: Mapping[str, object]) -> str:
+    return str(scope["path"]).replace(_SLASH, "%2F")
 
 
 def check_path(scope: Scope) -> None:

@@ -2,8 +2,8 @@
 
 The parser keeps a head until it is complete, however long that takes and however large it grows.
 Here a head has a size and a time; so has a connection on which no request begins. Bodies have
-their limits by route (`server.limits`); what comes with a chunked body and is none of it has one
-here, and so has the rest of a body whose request is answered already.
+their limits by route (`server.http.request_limits`); what comes with a chunked body and is none of
+it has one here, and so has the rest of a body whose request is answered already.
 
 uvicorn writes the head of an answer when it starts, and the body when it comes, which is two calls
 of the system and two packets for every small answer; here they go together.

@@ -109,7 +109,7 @@ class Body(AbstractDTO[Any]):
         kind = connection.headers.get("content-type")
         member = connection.route_handler.opt.get("octets")
         has_query = bool(connection.scope["query_string"])
-        if member is not None and has_query and _media_type(kind) == OCTETS:
+        if member is not None and has_query and media_type(kind) == OCTETS:
             octets = b"" if connection.scope.get(EMPTY) else value
             return _from_query(decoder.type, connection, member, octets, find)
         if connection.scope.get(EMPTY) and kind is None and not _required(decoder.type):
@@ -129,7 +129,8 @@ def _required(type: Any) -> bool:
         return True
 
 
-def _media_type(header: str | None) -> str:
+def media_type(header: str | None) -> str:
+    """The type that a `Content-Type` names, without its parameters."""
     return (header or "").partition(";")[0].strip().lower()
 
 
@@ -152,7 +153,7 @@ def _from_query(type: Any, connection: Any, member: str, body: bytes, find: Find
 
 
 def _check_content_type(header: str | None) -> None:
-    kind = _media_type(header)
+    kind = media_type(header)
     if kind != "application/json" and not (
         kind.startswith("application/") and kind.endswith("+json")
     ):

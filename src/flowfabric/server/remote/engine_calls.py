@@ -1,7 +1,7 @@
 """`POST /v1/engine`: operations of the engine for the Python SDK, many in one request.
 
-What `Fabric("http://…")` and its workers speak; `server.operations` answers. Programs in other
-languages use the routes by noun. Scopes and namespaces are checked for each call on its own.
+What `Fabric("http://…")` and its workers speak; `server.remote.operations` answers. Programs in
+other languages use the routes by noun. Scopes and namespaces are checked for each call on its own.
 """
 
 import asyncio

@@ -33,7 +33,7 @@ from flowfabric.server.caller.access import (
 from flowfabric.server.context import engine_of
 from flowfabric.server.execution.executions import RunPath, own_run
 from flowfabric.server.http.errors import BODIES, READS, answer_to
-from flowfabric.server.http.parameters import check_digits
+from flowfabric.server.http.parameters import MAX_PAGE, check_digits
 from flowfabric.server.http.wire import (
     NO_STORE,
     U64,
@@ -55,7 +55,6 @@ from flowfabric.server.http.wire import (
 
 SIGNAL_BODY = 256 * 1024
 PAGE = 100
-MAX_PAGE = 1000
 NEXT = "FlowFabric-Next-Cursor"
 
 

@@ -43,7 +43,7 @@ async def list_workers(
         {**document(entry), "held": leases, "expires_at": entry.expires_at}
         for entry, leases in zip(found, held, strict=True)
     ]
-    more = "~".join(found[-1].key) if len(found) == limit else None
+    more = _write_cursor(found[-1]) if len(found) == limit else None
     return respond({"workers": shown, "next_cursor": more})
 
 
@@ -64,11 +64,17 @@ async def worker_leases(
     return respond({"leases": [document(lease) for lease in found]})
 
 
+def _write_cursor(entry: Presence) -> str:
+    """Both names may have any sign in them, so the length of the first one tells them apart."""
+    namespace, instance = entry.key
+    return f"{len(namespace)}~{namespace}{instance}"
+
+
 def _read_cursor(text: str) -> tuple[str, str]:
-    place, tilde, instance = text.partition("~")
-    if not tilde:
+    length, tilde, names = text.partition("~")
+    if not (tilde and length.isascii() and length.isdigit() and len(length) < 4):
         raise Invalid(f"not a cursor: {text[:80]!r}")
-    return place, instance
+    return names[: int(length)], names[int(length) :]
 
 
 HANDLERS = [list_workers, worker_leases]

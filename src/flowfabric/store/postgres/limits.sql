@@ -193,15 +193,22 @@ cross join lateral (
 where rule.longest is not null
 
 -- part: admitted_rows
--- What was `moved` from `parked` is ready. The moment of admission takes the place of the creation in the rank.
+-- What was `moved` from `parked` is ready, held by a grant that was not redeemed
+-- (`core.execution.model.granted_hold`). The moment of admission takes the place of the creation in the rank.
 made_ready as (
     insert into {schema}.ready (
-        id, version, epoch, rank, flags, attempt, start, life, route, timeout, held_until, queue
+        id, version, epoch, rank, flags, attempt, start, life, route, timeout, held_until, held_for, queue
     )
     select
         m.id, m.version + 1, m.epoch, m.rank - m.created_at + m.moment, m.flags, m.attempt, m.start,
-        m.life, m.route, m.timeout, 0, m.queue
+        m.life, m.route, m.timeout, coalesce(cast(h.doc ->> 'expires_at' as bigint), 0),
+        h.doc ->> 'worker', m.queue
     from moved m
+    left join lateral (
+        select case when m.life is not null then {schema}.readable_json(m.life) -> 'grant' end as doc
+        offset 0
+    ) h on coalesce(h.doc ->> 'kind', 'claim') <> 'reclaim'
+        and coalesce(cast(h.doc ->> 'epoch' as bigint), 0) = m.epoch
 ),
 
 -- name: served_lines

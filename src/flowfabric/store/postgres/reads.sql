@@ -190,26 +190,27 @@ cross join lateral (
 order by best.rank, best.id
 
 -- name: expired_leases
--- Leases that ran out, and lost executions; when their lease ran out stands in their life. Those
--- whose lease had not run out at that moment only if it was revoked.
+-- Leases that ran out, and lost executions; when their lease ended stands in their life. One that was
+-- revoked ended then.
 select x.route, x.flow, x.id, x.expires_at, x.epoch, x.attempt, x.claim, x.worker, x.life
 from (
     select
         e.route, e.flow, l.id, l.expires_at, l.epoch, l.attempt, l.claim, l.worker,
-        null::bytea as life, 0 as revoked
+        null::bytea as life
     from {schema}.lease l join {schema}.execution e on e.id = l.id
     where l.expires_at <= $1
     union all
     select
         e.route, e.flow, q.id,
-        cast({schema}.readable_json(q.life) -> 'lapsed' ->> 'expires_at' as bigint),
-        q.epoch, q.attempt - 1, null, null, q.life, q.lost
+        least(cast(lapsed ->> 'expires_at' as bigint), cast(lapsed ->> 'at' as bigint)),
+        q.epoch, q.attempt - 1, null, null, q.life
     from {schema}.ready q join {schema}.execution e on e.id = q.id
+    cross join lateral (select {schema}.readable_json(q.life) -> 'lapsed' as lapsed offset 0) l
     where q.lost is not null
 ) x
 join {schema}.route r on r.number = x.route
 where ($2::bigint is null or (x.expires_at, x.id) > ($2, $3::uuid))
-    and (x.expires_at <= $1 or x.revoked = 1)
+    and x.expires_at <= $1
     and ($4::text is null or r.namespace = $4)
 order by x.expires_at, x.id
 limit $5

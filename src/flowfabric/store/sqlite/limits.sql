@@ -151,13 +151,18 @@ where q.id is null
 update quota set version = version + 1 where name in (select value from json_each(:names))
 
 -- part: made_ready
--- What still waits for its limits becomes ready. The moment of admission takes the place of the creation
--- in the rank.
+-- What still waits for its limits becomes ready, held by a grant that was not redeemed
+-- (`core.execution.model.granted_hold`). The moment of admission takes the place of the creation in the
+-- rank.
     p.id, p.version + 1, p.epoch, p.rank - e.created_at + g.at, p.flags, p.attempt, p.start, p.life,
-    e.route, p.timeout, 0, null, null, p.queue
+    e.route, p.timeout, coalesce(json_extract(h.value, '$.expires_at'), 0),
+    json_extract(h.value, '$.worker'), null, p.queue
 from given as g
 cross join parked as p on p.id = g.id and p.version = coalesce(g.version, p.version) and p.gate = 8
 cross join execution as e on e.id = p.id
+left join json_each(case when json_valid(cast(p.life as text)) then cast(p.life as text) end) as h
+    on h.key = 'grant' and coalesce(json_extract(h.value, '$.kind'), 'claim') <> 'reclaim'
+    and coalesce(json_extract(h.value, '$.epoch'), 0) = p.epoch
 
 -- name: released
 with given (id, version, at) as (values (?, ?, ?))

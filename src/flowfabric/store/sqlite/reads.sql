@@ -47,25 +47,25 @@ order by r.rank, r.id
 limit :limit
 
 -- name: expired_leases
--- Leases that ran out, and lost executions with the lease they lost: those whose lease had not run
--- out at that moment only if it was revoked.
+-- Leases that ran out, and lost executions with the lease they lost. One that was revoked ended then.
 select x.id, e.route, e.flow, x.claim, x.epoch, x.instance, x.expires_at, x.attempt
 from (
-    select l.id, l.claim, l.epoch, w.instance, l.expires_at, l.attempt, 0 as revoked
+    select l.id, l.claim, l.epoch, w.instance, l.expires_at, l.attempt
     from lease as l join worker as w on w.number = l.worker
     where l.expires_at <= :as_of
     union all
     select
         id, json_extract(lapsed, '$.lease_id'), json_extract(lapsed, '$.epoch'),
-        json_extract(lapsed, '$.worker.instance'), json_extract(lapsed, '$.expires_at'),
-        json_extract(lapsed, '$.index'), lost
+        json_extract(lapsed, '$.worker.instance'),
+        min(json_extract(lapsed, '$.expires_at'), json_extract(lapsed, '$.at')),
+        json_extract(lapsed, '$.index')
     from (
-        select id, lost, json_extract(cast(life as text), '$.lapsed') as lapsed
+        select id, json_extract(cast(life as text), '$.lapsed') as lapsed
         from ready where lost is not null and json_valid(cast(life as text))
     )
 ) as x
 join execution as e on e.id = x.id
-where (x.expires_at, x.id) > (:expires_at, :id) and (x.expires_at <= :as_of or x.revoked = 1)
+where (x.expires_at, x.id) > (:expires_at, :id) and x.expires_at <= :as_of
     and (
         :namespace is null
         or e.route in (select number from route where namespace = :namespace)

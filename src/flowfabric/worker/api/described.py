@@ -12,7 +12,7 @@ from msgspec import Struct
 from flowfabric.core.base.ids import RunId, without_tags
 from flowfabric.core.base.time import Millis, iso, optional_datetime, to_datetime
 from flowfabric.core.execution.fork import FORKED_FROM
-from flowfabric.core.execution.granted import Grant, GrantKind
+from flowfabric.core.execution.grant_record import Grant, GrantKind
 from flowfabric.core.execution.model import Failure, Outcome, Progress
 from flowfabric.core.execution.outcome import Cleanup
 from flowfabric.core.execution.status import Blocking, PublicState, Vector
@@ -110,6 +110,7 @@ class RunDescription(Struct, frozen=True, kw_only=True):
     forked_at: str | None
     creator: str | None
     encoding: str | None
+    result_encoding: str | None
     key: str | None
     tags: Mapping[str, str]
 
@@ -161,6 +162,7 @@ def describe_run(facts: Description) -> RunDescription:
         forked_at=facts.forked_at,
         creator=facts.creator,
         encoding=facts.encoding,
+        result_encoding=facts.result_encoding,
         key=facts.key,
         tags=_tags(facts.tags),
     )

@@ -176,7 +176,8 @@ class FlowBuilder:
         payload, inputs = fill_later(call.task.signature, args, kwargs)
         submission = self._submission(call, payload)
         links = self._links_to(node, _nodes(after), condition, inputs)
-        self._declared.append(GraphNode(node.name, submission, join or AllOf()))
+        policy = AllOf() if join is None else join
+        self._declared.append(GraphNode(node.name, submission, policy))
         self._links += links
         self.nodes[node.name] = node
         return node

@@ -192,6 +192,7 @@ class RaceApi:
 
     async def _catch_up(self, branches: dict[str, Branch], racers: dict[str, RaceBranch]) -> None:
         scope = self._scope
+        await scope.parking.settle()  # a signal that counts for a branch by now may win
         begun = [
             branch
             for name, branch in branches.items()

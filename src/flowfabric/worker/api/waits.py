@@ -41,7 +41,7 @@ from flowfabric.core.wait.model import (
     Waited,
     Waitpoint,
 )
-from flowfabric.core.wait.suspend import Binding, Wait, WaitpointUse
+from flowfabric.core.wait.request import Binding, Wait, WaitpointUse
 from flowfabric.core.wait.token import Token
 from flowfabric.engine.wait.suspensions import MAX_APPROVERS, check_terms
 from flowfabric.worker.api.approval import (

@@ -270,14 +270,14 @@ class Branches:
     def branch(self) -> Branch:
         """A branch for one of several things that are waited for together."""
         with self._lock:
-            branch = self._keep(self._current().child())
+            branch = self._keep(self.current().child())
             self.replaying.add(branch)
             return branch
 
     @property
     def is_beside(self) -> bool:
         """Whether the caller is one of several things that are waited for together."""
-        return self._current() is not self._root
+        return self.current() is not self._root
 
     def was_asked(self, path: str, position: int) -> bool:
         """Whether the handler has made the call; it need not make those of a loose branch."""
@@ -294,10 +294,15 @@ class Branches:
 
     # -- where the record ends
 
+    def resume(self, branch: Branch) -> None:
+        """A wait of the branch has ended: it goes on as if that had been recorded before."""
+        if LOOSE not in branch.path:
+            self.replaying.add(branch)
+
     def go_beyond(self) -> None:
         """The caller asks for something that is not recorded."""
         if self.replaying.paths:
-            self.replaying.end(self._current())
+            self.replaying.end(self.current())
 
     def close(self) -> None:
         """Lets the tasks go that own branches."""
@@ -308,12 +313,13 @@ class Branches:
         self._branches[branch.path] = branch
         return branch
 
-    def _current(self) -> Branch:
+    def current(self) -> Branch:
+        """The branch that the caller belongs to."""
         branch = _branch.get()
         return self._root if branch is None or branch.halt is not self._halt else branch
 
     def _branch_here(self) -> Branch:
-        branch, caller = self._current(), self._caller()
+        branch, caller = self.current(), self._caller()
         if branch.owner is None:
             branch.owner = caller
         elif branch.owner != caller:
@@ -361,7 +367,7 @@ class Branches:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """The caller's branch only waits for others, so it does not count as under way."""
-        branch = self._current()
+        branch = self.current()
         self.replaying.end(branch)
         counted, branch.counted = branch.counted, False
         if counted:

@@ -116,7 +116,7 @@ class Journal:
             )
         self._cancel.passed((place.branch, place.position))
         if (branch := racing.get()) is not None:
-            branch.reach(record.until or record.ended_at or Millis(0))
+            branch.reach(record)
         return record
 
     async def reach_end(self) -> None:

@@ -21,11 +21,12 @@ from flowfabric.core.base.errors import FlowFabricError, LeaseLost
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.step import Recorded, Step
 from flowfabric.core.wait.model import StepRef
-from flowfabric.core.wait.suspend import AlreadyMet, Suspend, Wait
+from flowfabric.core.wait.request import Suspend, Wait
+from flowfabric.core.wait.suspend import AlreadyMet
 from flowfabric.engine.engine import Engine
 from flowfabric.store.hints import NOTHING, Nudge, Topic
 from flowfabric.worker.errors import LOST, Unwind
-from flowfabric.worker.run.branches import Halt, StepPlace
+from flowfabric.worker.run.branches import Branch, Halt, StepPlace
 from flowfabric.worker.run.journal import Journal
 from flowfabric.worker.run.lease import WorkerLease
 from flowfabric.worker.run.race import RaceBranch, racing
@@ -46,12 +47,13 @@ class Sleeper(Struct, frozen=True):
 
 class Waiter(Struct, frozen=True):
     """A wait that is to begin; `recorded` says that the end of its time, if it has one, is
-    recorded already. `racer` is the branch of a race that it belongs to."""
+    recorded already. `branch` is the one that waits, `racer` the branch of a race around it."""
 
     wait: Wait
     reason: str
     recorded: bool
-    racer: RaceBranch | None = None
+    branch: Branch
+    racer: RaceBranch | None
 
 
 class Parking:
@@ -77,7 +79,7 @@ class Parking:
         self._waiters: dict[StepPlace, Waiter] = {}
         self._answers: dict[StepPlace, Recorded] = {}
         self._expecting = again
-        self._going_on = False
+        self._answering: asyncio.Task[bool] | None = None
         self._looking = False
         self._looked_at = -1
         self._opened: set[UUID] = set()
@@ -128,7 +130,8 @@ class Parking:
                 place.opened,
             )
             begun = replace(wait, step=step, timeout_at=until)
-            self._waiters[place] = Waiter(begun, reason, recorded, racing.get())
+            branch = self._branches.current()
+            self._waiters[place] = Waiter(begun, reason, recorded, branch, racing.get())
             self._looked_at = -1
             try:
                 await self._quiet(place)
@@ -184,7 +187,7 @@ class Parking:
 
     async def _look(self) -> None:
         """Ends waits whose signals are there, or whose time is over. One look serves all waits."""
-        if self._looking or self._going_on or self._answers or not self._asking():
+        if self._looking or self._answering or self._answers or not self._asking():
             return  # an answer that was not taken yet may end a race, which keeps other signals
         self._looking = True
         try:
@@ -251,15 +254,15 @@ class Parking:
         there is nothing to go on with: it is parked then. A branch that is cancelled meanwhile
         stays until that is done, for it is done for the waits of all branches."""
         asked = list(self._waiters)
-        self._going_on = self._expecting = True
-        answering = asyncio.ensure_future(self._answer())
+        self._expecting = True
+        answering = self._answering = asyncio.ensure_future(self._answer())
         answering.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             with self._branches.under_way():
                 try:
                     await all_ended([answering])
                 finally:
-                    self._going_on = False
+                    self._answering = None
         finally:
             if self._branches.idle is not None:
                 self._branches.idle.set()
@@ -267,12 +270,21 @@ class Parking:
         self._expecting = answering.result() or asked != list(self._waiters)
         return self._expecting
 
+    async def settle(self) -> None:
+        """Returns when no waits are being ended by kept signals."""
+        if self._answering is not None:
+            await all_ended([self._answering])
+
     async def _answer(self) -> bool:
         ended = await self._ended_by_signals()
         for place, record in ended.items():
-            if self._waiters.pop(place, None) is not None:
+            waiter = self._waiters.pop(place, None)
+            if waiter is not None:
                 self._answers[place] = record
                 self._branches.begin()  # until it is taken
+                if waiter.racer is not None:
+                    waiter.racer.reach(record)
+                    self._branches.resume(waiter.branch)
         return bool(ended)
 
     async def _ended_by_signals(self) -> dict[StepPlace, Recorded]:

@@ -14,6 +14,8 @@ from flowfabric.core.base.errors import NotFound, WrongState
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.numbers import Seconds
 from flowfabric.core.base.time import Millis
+from flowfabric.core.execution.step import Recorded
+from flowfabric.core.wait.model import Waited
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.views import Ending
 from flowfabric.worker.errors import Unwind
@@ -43,8 +45,8 @@ class RaceDecision(Struct, frozen=True, omit_defaults=True):
 
 
 class RaceBranch:
-    """One branch of a race: what it has begun to wait for, and how far it has come. `ending_of`
-    waits for the end of a run."""
+    """One branch of a race: what it has begun to wait for, and how far it has come. `answered` says
+    that what it reached last is a signal. `ending_of` waits for the end of a run."""
 
     def __init__(self, ending_of: EndingOf) -> None:
         self.ending_of = ending_of
@@ -52,6 +54,7 @@ class RaceBranch:
         self.rivals: Sequence[RaceBranch] = ()
         self.ended = False
         self.reached = Millis(0)
+        self.answered = False
         self.waitpoints: dict[UUID, None] = {}
         self.runs: dict[str, None] = {}
         self.flows: dict[UUID, None] = {}
@@ -83,12 +86,21 @@ class RaceBranch:
             branch = branch._outer
         return False
 
-    def reach(self, moment: Millis) -> None:
-        """Something that the branch asked for was over at this moment."""
+    def reach(self, record: Recorded) -> None:
+        """Something that the branch asked for is over, as this record says."""
+        moment = record.until or record.ended_at or Millis(0)
         branch: RaceBranch | None = self
         while branch is not None:
-            branch.reached = max(branch.reached, moment)
+            if moment >= branch.reached:
+                branch.reached = moment
+                branch.answered = record.waited == Waited.SIGNALLED
             branch = branch._outer
+
+    @property
+    def rank(self) -> tuple[bool, Millis]:
+        """Of branches that have ended, the lowest rank wins: the one whose answer came first, but
+        signals go before timers and steps. A signal is used up, and its sender was told so."""
+        return not self.answered, self.reached
 
 
 def decide(winner: str, branches: Mapping[str, RaceBranch]) -> RaceDecision:
@@ -113,17 +125,17 @@ async def first_of(
     catch_up: Callable[[], Awaitable[None]],
 ) -> str:
     """The name of the branch that ended first; the others are cancelled. If several have ended by
-    the time this is seen, such as in an earlier call of the handler, the one whose answer came
-    first, or else the first in the order of the race. `catch_up` lets the others ask for everything
-    they have asked for in earlier calls, so that it is known what they leave behind. A parked
-    handler unwinds as a whole."""
+    the time this is seen, such as in an earlier call of the handler, the one of the lowest rank, or
+    else the first in the order of the race. `catch_up` lets the others ask for everything they have
+    asked for in earlier calls, so that it is known what they leave behind, and lets those end that
+    a signal has ended. A parked handler unwinds as a whole."""
     left = set(tasks.values())
     try:
         while left:
             _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
             if _ended(tasks) and not parked():
                 await catch_up()
-                return min(_ended(tasks), key=lambda name: branches[name].reached)
+                return min(_ended(tasks), key=lambda name: branches[name].rank)
     finally:
         await stop_all(list(tasks.values()))
     for error in errors_of(list(tasks.values())):

@@ -72,10 +72,11 @@ class RenewLeases(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompleteRun(Fenced):
-    """`result` is any JSON value; `result_base64` any bytes."""
+    """`result` is any JSON value, `result_base64` any bytes, both with a `result_encoding`."""
 
     result: Json = UNSET
     result_base64: Bytes | None = None
+    result_encoding: str | None = None
 
 
 class FailRun(Fenced):

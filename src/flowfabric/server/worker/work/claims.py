@@ -21,7 +21,7 @@ from flowfabric.core.base.errors import (
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.grant import GrantNotFound, NotReclaimable
-from flowfabric.core.execution.granted import GrantKind
+from flowfabric.core.execution.grant_record import GrantKind
 from flowfabric.core.execution.model import Failure, WorkerIdentity
 from flowfabric.core.execution.retry import Category
 from flowfabric.engine.engine import Engine

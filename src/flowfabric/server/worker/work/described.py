@@ -22,8 +22,8 @@ from flowfabric.core.wait.model import Signal
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.execution.views import CleanupRequest
-from flowfabric.engine.flow.passing import passed_results
-from flowfabric.server.http.wire import Json
+from flowfabric.engine.flow.passing import counting_edges, passed_results
+from flowfabric.server.http.wire import Json, media_type
 from flowfabric.server.worker.work.answers import (
     CancelRequest,
     ClaimedRun,
@@ -144,18 +144,17 @@ async def _input(engine: Engine, claim: Claim) -> bytes:
     if found is None or not found.eager:
         return fill_in(claim.payload, await engine.flow_views.inputs(claim.snapshot))
     edges = await engine.flow_views.edges(flow, downstream=claim.id)
-    last = [state.edge.upstream for state in edges if state.edge.id.hex == join.last]
     passing = [state for state in edges if state.edge.input is not None]
     if not isinstance(join.policy, AllOf) and join.last is not None:
         passing = [state for state in passing if state.edge.id.hex == join.last]
     upstreams = await engine.views.load([state.edge.upstream for state in passing])
-    history = partial(_attempts, engine, flow)
-    given = await passed_results(claim.snapshot, passing, upstreams, history)
-    fired_at = None if isinstance(join.policy, AllOf) else join.fired_at
+    given = await passed_results(
+        claim.snapshot, passing, upstreams, partial(_attempts, engine, flow)
+    )
     passed = [
-        (end.ended_at, uuid in last, uuid, end.result)
-        for uuid, end in given.items()
-        if end.result is not None and (fired_at is None or end.ended_at <= fired_at)
+        (end.ended_at, edge.id.hex == join.last, edge.id, end.result)
+        for edge in counting_edges(join, passing, given)
+        if (end := given.get(edge.upstream)) is not None and end.result is not None
     ]
     return max(passed)[3] if passed else claim.payload
 
@@ -223,5 +222,5 @@ def as_wire(data: bytes, encoding: str | None) -> tuple[Json, str | None]:
 
 
 def _is_json(encoding: str | None) -> bool:
-    kind = (encoding or "").partition(";")[0].strip().lower()
+    kind = media_type(encoding)
     return kind in ("json", "application/json") or kind.endswith("+json")

@@ -44,7 +44,8 @@ async def complete(lease: PresentedLease, data: bodies.CompleteRun) -> RunComple
         result: bytes | None = data.body
     else:
         result = _content(data.result, data.result_base64, "result")
-    done = await lease.engine.attempts.complete(lease.fastest, result)
+    attempts = lease.engine.attempts
+    done = await attempts.complete(lease.fastest, result, encoding=data.result_encoding)
     lease.forget()
     return RunCompleted(done.id)
 

@@ -11,7 +11,7 @@ from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.server.caller.access import caller_of, check_run, needs
 from flowfabric.server.context import context_of, engine_of
 from flowfabric.server.http.errors import ErrorBody, answer_to
-from flowfabric.server.http.wire import EMPTY, OCTETS, Body, read_id, respond
+from flowfabric.server.http.wire import EMPTY, OCTETS, Body, media_type, read_id, respond
 from flowfabric.server.worker.work import bodies, frames, operations, waits
 from flowfabric.server.worker.work.answers import (
     AttemptFailed,
@@ -45,8 +45,7 @@ class JsonOrBytes(Body):
 
     def decode_bytes(self, value: bytes) -> Any:
         headers = self.asgi_connection.headers
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != OCTETS:
+        if media_type(headers.get("content-type")) != OCTETS:
             return super().decode_bytes(value)
         body = b"" if self.asgi_connection.scope.get(EMPTY) else value
         return RawResult(handle=headers.get("flowfabric-handle"), body=body)

@@ -12,7 +12,13 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.lease import Owner
 from flowfabric.core.wait.condition.model import Condition, keys_of
 from flowfabric.core.wait.model import ResumePolicy
-from flowfabric.core.wait.suspend import AlreadyMet, Binding, Suspend, Wait, WaitpointUse
+from flowfabric.core.wait.request import (
+    Binding,
+    Suspend,
+    Wait,
+    WaitpointUse,
+)
+from flowfabric.core.wait.suspend import AlreadyMet
 from flowfabric.engine.wait.suspensions import Ticket
 from flowfabric.server.http.wire import read_uuid_text
 from flowfabric.server.worker.work.answers import RunSuspended, WaitpointMade

@@ -1,23 +1,19 @@
-"""The record of a grant, and what its holder may decide about the attempt.
+"""The record of a grant: who was granted what, until when and why.
 
-The hold on the ready row decides who may take an execution. The record says who was granted what,
-until when and why; it is kept until the next grant of the execution, or until its lease is
-lost.
+The hold on the ready row decides who may take an execution. The record is kept until the next grant
+of the execution, or until its lease is lost.
 """
 
 from enum import StrEnum
 from hashlib import sha256
-from uuid import UUID
 
 from msgspec import Struct
 
 from flowfabric.core.base.document import Document
 from flowfabric.core.base.errors import Invalid
-from flowfabric.core.base.ids import parse_uuid
 from flowfabric.core.base.numbers import check_kind_of
 from flowfabric.core.base.text import MAX_KEY, MAX_NAME, check_text
-from flowfabric.core.base.time import Millis, check_moment, check_span
-from flowfabric.core.execution.policy import Policy, parse_policy
+from flowfabric.core.base.time import Millis
 
 MAX_NOTE = 1 << 14
 KEY_PREFIX = "ffg1."
@@ -60,28 +56,6 @@ class Grant(Document, frozen=True, kw_only=True):
     admission_summary: str | None = None
 
 
-class NewAttempt(Struct, frozen=True, kw_only=True):
-    """What the holder of a grant may decide about the attempt it starts: its id, the policy it runs
-    under (stored with it; only its attempt timeout takes effect), how long it may take, and a
-    deadline of the whole execution."""
-
-    id: UUID | None = None
-    policy: Policy | None = None
-    timeout: Millis | None = None
-    deadline_at: Millis | None = None
-
-
-AS_PLANNED = NewAttempt()
-
-
-class GivenAttempt(Document, frozen=True, kw_only=True):
-    """The id and the policy that a claim gave to the attempt of this index."""
-
-    index: int = 0
-    id: UUID | None = None
-    policy: Policy | None = None
-
-
 def grant_id_from_key(key: str) -> str:
     """The id of the grant with this key, the same in every process and release."""
     return sha256(check_grant_key(key).encode()).hexdigest()
@@ -111,24 +85,3 @@ def check_notes(notes: object) -> GrantNotes:
         if (value := getattr(checked, name)) is not None:
             check_text(value, name, limit=limit)
     return checked
-
-
-def check_new_attempt(attempt: object) -> NewAttempt:
-    """`attempt` with every member checked; a policy may be a document, as in a submission."""
-    given = check_kind_of(attempt, NewAttempt, "the attempt")
-    if given == AS_PLANNED:
-        return AS_PLANNED
-    policy = None if given.policy is None else parse_policy(given.policy)
-    timeout = given.timeout
-    if timeout is None and policy is not None:
-        timeout = policy.attempt_timeout
-    elif timeout is not None:
-        timeout = check_span(timeout, "the timeout of an attempt", 1)
-    deadline = given.deadline_at
-    return NewAttempt(
-        id=None if given.id is None else parse_uuid(given.id, "attempt"),
-        policy=policy,
-        timeout=timeout,
-        # zero is not set
-        deadline_at=None if deadline is None else check_moment(deadline, "deadline") or None,
-    )
