@@ -85,7 +85,8 @@ async def test_a_call_needs_the_context_of_its_kind_of_function(bench: Bench, ti
     async def coroutine(ctx: Context) -> Any:
         return box.call_sync(ctx, "refund", {"customer": "c-17", "cents": 1})  # type: ignore[arg-type]
 
-    runs = [await bench.fabric.task(agent).submit() for agent in (plain, coroutine)]
+    task = bench.fabric.task
+    runs = [await task(plain).submit(), await task(coroutine).submit()]
     await bench.work()
     for run, advice in zip(runs, ("see call_sync", "call_sync needs the SyncContext"), strict=True):
         with pytest.raises(RunFailed, match=advice):
