@@ -267,7 +267,7 @@ class Fabric:
         elsewhere. `@fabric.step`, or `@fabric.step(retries=3, …)`."""
         options = StepOptions(name=name, retries=retries, timeout=timeout)
         if backoff is not None:
-            options = StepOptions(name=name, retries=retries, timeout=timeout, backoff=backoff)
+            options = replace(options, backoff=backoff)
         if function is not None:
             return StepFunction(function, options)
         return lambda function: StepFunction(function, options)
@@ -275,16 +275,16 @@ class Fabric:
     def get_task(self, name: str, version: str | None = None) -> Task[Any, Any]:
         """The task with this name, its newest version unless one is given. Raises NotFound, which
         lists the registered ones."""
-        task = self.tasks.get(check_text(name, "the name of a task"))
-        if task is not None and version is not None:
-            found = task.versions.get(check_version(version))
-            if found is None:
-                known = ", ".join(each.version or "none" for each in oldest_first(task))
-                raise NotFound("task", f"{name!r} version {version!r} (registered: {known})")
-            return found
-        if task is None:
+        newest = self.tasks.get(check_text(name, "the name of a task"))
+        if newest is None:
             known = ", ".join(sorted(self.tasks)) or "none"
             raise NotFound("task", f"{name!r} (registered: {known})")
+        if version is None:
+            return newest
+        task = newest.versions.get(check_version(version))
+        if task is None:
+            known = ", ".join(each.version or "none" for each in oldest_first(newest))
+            raise NotFound("task", f"{name!r} version {version!r} (registered: {known})")
         return task
 
     def _register(self, function: Callable[..., Any], options: TaskOptions) -> Task[Any, Any]:

@@ -1,7 +1,7 @@
 """One suite for every store: each test gets an empty store and a clock that stands still. It is
 also run through HTTP: a test that looks inside the engine is marked `inside`."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
@@ -10,6 +10,7 @@ from flowfabric.store.contract import Store
 from flowfabric.store.open import open_store, sqlite_path
 from flowfabric.store.sqlite.store import open_sqlite
 from tests.kit.lab import Lab
+from tests.kit.race import Race
 from tests.kit.served import HTTP, is_through_http, through_http
 
 
@@ -52,3 +53,10 @@ async def second_lab(lab: Lab, store_url: str, clock: ManualClock) -> AsyncItera
     other = await Lab.open(await open_store(store_url, clock=clock), clock)
     yield other
     await other.engine.close()
+
+
+@pytest.fixture
+def race(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Race]:
+    race = Race(lab, monkeypatch)
+    yield race
+    assert race.left == 0, "the rival never had its chance"

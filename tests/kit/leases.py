@@ -1,12 +1,8 @@
 """Leases that run, are lost and are reclaimed, and what can be seen of them."""
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from flowfabric.core.base.ids import ExecutionId, new_uuid7
-from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.grant import Granted
 from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.status import (
@@ -17,7 +13,6 @@ from flowfabric.core.execution.status import (
     Phase,
     Vector,
 )
-from flowfabric.engine.execution.attempts import FencedExecution, Owned
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.engine.execution.views import Description, LeaseView
 from tests.kit.lab import TTL, W2, Lab
@@ -33,13 +28,6 @@ RUNNING = Vector(
     "none",
     AttemptState.RUNNING,
 )
-
-FORMS: dict[str, Callable[[Lab, Claim], Owned]] = {
-    "claim": lambda lab, claim: claim,
-    "handle": lambda lab, claim: lab.engine.attempts.seal(claim),
-    "fence": lambda lab, claim: FencedExecution(claim.id, claim.owner),
-}
-every_form = pytest.mark.parametrize("form", FORMS)
 
 
 def lost_vector(ownership: Ownership) -> Vector:
@@ -86,7 +74,3 @@ async def describe(lab: Lab, id: str) -> Description:
 
 async def lease_of(lab: Lab, id: str) -> LeaseView | None:
     return (await describe(lab, id)).lease
-
-
-async def kinds(lab: Lab, id: str) -> list[EventKind]:
-    return [event.kind for event in await lab.events(id)]

@@ -1,7 +1,8 @@
-"""Books between two batches, kept as a store would keep them."""
+"""Ledgers between two batches, kept as a store would keep them."""
 
 from msgspec.structs import replace
 
+from flowfabric.core.limit.budget import Budget
 from flowfabric.core.limit.spend import BudgetLedger
 
 
@@ -33,3 +34,11 @@ class Shelf:
         return BudgetLedger(
             dict(kept.budgets), dict(kept.ledgers), dict(kept.charges), dict(kept.reservations)
         )
+
+
+def ledger_of(*budgets: Budget) -> BudgetLedger:
+    return BudgetLedger(budgets={budget.name: budget for budget in budgets})
+
+
+def used(ledger: BudgetLedger) -> dict[str, dict[str, int]]:
+    return {name: budget.used for name, budget in ledger.budgets.items()}

@@ -53,23 +53,23 @@ def running(snapshot: Snapshot | None = None, at: Millis = NOW, **members: Any) 
     return after(lease.take(found, at, found.state.next, Taking(LEASE, W1, TTL)))
 
 
-def lease_in(snapshot: Snapshot) -> Lease:
+def lease_of(snapshot: Snapshot) -> Lease:
     assert isinstance(snapshot.state, Active)
     return snapshot.state.lease
 
 
-def owner(snapshot: Snapshot) -> Owner:
-    return Owner.of(fence_of(snapshot, lease_in(snapshot)))
+def owner_of(snapshot: Snapshot) -> Owner:
+    return Owner.of(fence_of(snapshot, lease_of(snapshot)))
 
 
 def failing(**members: Any) -> Snapshot:
     held = running(**members)
-    return after(attempt.fail(held, NOW, owner(held), Failure("boom")))
+    return after(attempt.fail(held, NOW, owner_of(held), Failure("boom")))
 
 
 def lost(*, revoked: bool, **members: Any) -> Snapshot:
     held = running(**members)
-    return after(lease.lose(held, NOW, lease_in(held), revoked=revoked, reason="maintenance"))
+    return after(lease.lose(held, NOW, lease_of(held), revoked=revoked, reason="maintenance"))
 
 
 def suspended(**members: Any) -> Snapshot:
@@ -78,7 +78,7 @@ def suspended(**members: Any) -> Snapshot:
 
 def completed(**members: Any) -> Snapshot:
     held = running(**members)
-    return after(attempt.complete(held, NOW, owner(held), b"result"))
+    return after(attempt.complete(held, NOW, owner_of(held), b"result"))
 
 
 def at_gate(gate: Gate, snapshot: Snapshot) -> Snapshot:
@@ -100,7 +100,7 @@ def living(**members: Any) -> dict[str, Snapshot]:
         "suspended": suspended(**members),
         "resumed": after(resume.resume(suspended(**members), NOW)),
         "resume_delayed": after(resume.resume(suspended(**members), NOW, Millis(10_000))),
-        "worker_delayed": after(attempt.delay(held, NOW, owner(held), LATER)),
+        "worker_delayed": after(attempt.delay(held, NOW, owner_of(held), LATER)),
         "backing_off": failing(**{"policy": RETRY, **members}),
         "retry_ready": failing(**{"policy": RETRY_AT_ONCE, **members}),
         "replay_ready": after(operator.replay(completed(**members), NOW)),

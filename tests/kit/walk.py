@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from flowfabric.core.base.errors import FlowFabricError, NotEligible
-from flowfabric.core.base.ids import new_uuid7
 from flowfabric.core.base.time import NO_TIME, Millis
 from flowfabric.core.execution import attempt, grant, lease, operator, reclaim
 from flowfabric.core.execution.attempts import inline_attempts
@@ -21,35 +20,21 @@ from flowfabric.core.execution.model import (
     Attempt,
     Failure,
     Flags,
-    Lease,
     Lost,
     Ready,
     Snapshot,
-    Source,
 )
 from flowfabric.core.execution.step import Step
-from flowfabric.core.execution.submission import Submission, create
 from flowfabric.core.execution.takeover import end_lost
 from tests.kit.lab import TTL, W1, W2
+from tests.kit.snapshots import NOW, OPERATOR, after, fresh
 
-NOW = Millis(1_700_000_000_000)
-OPERATOR = Owner(source=Source.OPERATOR)
 POLICY: dict[str, Any] = {
     "retry_policy": {"max_retries": 3, "backoff": {"type": "fixed", "delay_ms": 40}},
     "timeout_policy": {"attempt_timeout_ms": 50_000},
     "max_replay_count": 3,
     "max_reclaim_count": 4,
 }
-
-
-def fresh(**members: Any) -> Snapshot:
-    """An execution that was just submitted."""
-    return create(Submission(kind="job", **members), new_uuid7(NOW, 1), NOW).snapshot
-
-
-def after(change: Change[Any]) -> Snapshot:
-    assert change.after is not None
-    return change.after
 
 
 def running(snapshot: Snapshot | None = None, now: Millis = NOW, **members: Any) -> Snapshot:
@@ -64,15 +49,6 @@ def take(snapshot: Snapshot, now: Millis) -> Change[Any]:
         return end_lost(snapshot, now, snapshot.state.next.attempt - 1)
     lease_id = UUID(int=snapshot.head.epoch + 1)
     return lease.take(snapshot, now, snapshot.state.next, Taking(lease_id, W1, TTL))
-
-
-def lease_in(snapshot: Snapshot) -> Lease:
-    assert isinstance(snapshot.state, Active)
-    return snapshot.state.lease
-
-
-def owner(snapshot: Snapshot) -> Owner:
-    return Owner.of(fence_of(snapshot, lease_in(snapshot)))
 
 
 _GRANTEE = Grantee(W2.id, frozenset(), Millis(10_000))

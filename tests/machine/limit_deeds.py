@@ -33,6 +33,7 @@ from flowfabric.core.wait.signal import Delivery
 from flowfabric.core.wait.suspend import NowSuspended
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.store.rows.record import BUDGETS
+from tests.machine.driver import pick_from
 from tests.machine.limit_play import Holding, LimitPlay
 
 T = TypeVar("T")
@@ -65,31 +66,31 @@ SPANS = (50, 350, 700, 1000, 3100, 31_000)
 
 
 async def define_quota(play: LimitPlay, a: int, b: int, other: bool) -> None:
-    cap, per_key = _pick(CAPS, a)
+    cap, per_key = pick_from(CAPS, a)
     quota = Quota(
-        name=_pick(QUOTAS, b),
+        name=pick_from(QUOTAS, b),
         concurrency=cap,
         concurrency_per_key=per_key,
-        rate=_pick(RATES, a // 3),
-        rate_per_key=_pick(RATES, b // 3),
+        rate=pick_from(RATES, a // 3),
+        rate_per_key=pick_from(RATES, b // 3),
     )
     if any(quota.limits):
         await play.ask(lambda engine: engine.quotas.define(quota), other=other)
 
 
 async def delete_quota(play: LimitPlay, a: int, b: int, other: bool) -> None:
-    await play.ask(lambda engine: engine.quotas.delete(_pick(QUOTAS, a)), other=other)
+    await play.ask(lambda engine: engine.quotas.delete(pick_from(QUOTAS, a)), other=other)
 
 
 async def define_budget(play: LimitPlay, a: int, b: int, other: bool) -> None:
     """A new budget, or other limits for one that is there."""
-    name, parent = _pick((*TREE, (LOOSE, None)), a)
+    name, parent = pick_from((*TREE, (LOOSE, None)), a)
     wide = name == "top" and b % 5 == 4
     budget = Budget(
         name=name,
         parent=parent,
-        limits={"tokens": Limit(hard=_pick(HARDS, b)), "cents": Limit(hard=20, soft=4)},
-        on_hard=_pick(ACTIONS, a + b),
+        limits={"tokens": Limit(hard=pick_from(HARDS, b)), "cents": Limit(hard=20, soft=4)},
+        on_hard=pick_from(ACTIONS, a + b),
         every=Millis(3000) if name == "low" and b % 2 else None,
         scope=Scope.NAMESPACE if wide else None,
         scope_id="default" if wide else "",
@@ -99,7 +100,7 @@ async def define_budget(play: LimitPlay, a: int, b: int, other: bool) -> None:
 
 
 async def reset_budget(play: LimitPlay, a: int, b: int, other: bool) -> None:
-    name = _pick((*TREE, (LOOSE, None)), a)[0]
+    name = pick_from((*TREE, (LOOSE, None)), a)[0]
     await play.ask(lambda engine: engine.budgets.reset(name), other=other)
 
 
@@ -108,7 +109,7 @@ async def delete_budget(play: LimitPlay, a: int, b: int, other: bool) -> None:
     if b % 3:
         return
     play.clock.advance(1)
-    name = _pick(TREE[::-1], a)[0]
+    name = pick_from(TREE[::-1], a)[0]
     answer = await play.ask(lambda engine: engine.budgets.delete(name), other=other)
     assert not isinstance(answer, FlowFabricError) or isinstance(answer, Invalid), answer
     play.clock.advance(1)
@@ -117,7 +118,7 @@ async def delete_budget(play: LimitPlay, a: int, b: int, other: bool) -> None:
 
 
 async def steer_lane(play: LimitPlay, a: int, b: int, other: bool) -> None:
-    lane, word = _pick(LANES, a), b % 6
+    lane, word = pick_from(LANES, a), b % 6
     if word < 3:
         state = ("pause", "drain", "resume")[word]
         await play.ask(lambda engine: getattr(engine.lanes, state)(lane), other=other)
@@ -131,8 +132,8 @@ async def steer_lane(play: LimitPlay, a: int, b: int, other: bool) -> None:
 async def submit(play: LimitPlay, a: int, b: int, other: bool) -> None:
     if len(play.seen) >= MOST_EXECUTIONS:
         return
-    uses, budgets = _pick(USES, a), _pick(NAMED, b)
-    lane = _pick(LANES, a + b)
+    uses, budgets = pick_from(USES, a), pick_from(NAMED, b)
+    lane = pick_from(LANES, a + b)
     policy = {
         "quotas": [{"quota": quota, "key": key} for quota, key in uses],
         "budget_ids": list(budgets),
@@ -157,8 +158,8 @@ async def submit(play: LimitPlay, a: int, b: int, other: bool) -> None:
 
 
 async def claim(play: LimitPlay, a: int, b: int, other: bool) -> None:
-    lanes = _pick(((), (), ("a",), ("a", "b")), b)
-    ttl = Millis(_pick((30_000, 30_000, 600), a))
+    lanes = pick_from(((), (), ("a",), ("a", "b")), b)
+    ttl = Millis(pick_from((30_000, 30_000, 600), a))
     limit = 1 + a % 4
     settings = dict(play.book.lanes)
     budgets = {one.name: one for one in await play.plain.records.page(BUDGETS, "", 100)}
@@ -202,7 +203,7 @@ async def fail(play: LimitPlay, a: int, b: int, other: bool) -> None:
 
 
 async def delay(play: LimitPlay, a: int, b: int, other: bool) -> None:
-    until = Millis(play.clock.now() + _pick((0, 500), b))
+    until = Millis(play.clock.now() + pick_from((0, 500), b))
     if held := _held(play, a):
         await play.ask(lambda engine: engine.attempts.delay(held.claim, until), other=other)
 
@@ -244,13 +245,13 @@ async def spend(play: LimitPlay, a: int, b: int, other: bool) -> None:
     names: tuple[str, ...] = ("low",) if a % 2 else (LOOSE,)
     amounts, key = _amounts(b), str(play.fresh())
     if b % 4 == 0 and play.book.wanted:
-        key = _pick(list(play.book.wanted), a)
+        key = pick_from(list(play.book.wanted), a)
         names, amounts = play.book.wanted[key][0]
     execution = None
     if names != (LOOSE,):
         if not names or not play.seen:
             return
-        execution = _pick(list(play.seen.values()), a).execution.id
+        execution = pick_from(list(play.seen.values()), a).execution.id
     play.book.want(key, names, amounts)
     await play.ask(
         lambda engine: engine.budgets.spend(names, amounts, execution=execution, key=key),
@@ -301,7 +302,7 @@ async def cancel_reservation(play: LimitPlay, a: int, b: int, other: bool) -> No
 async def release(play: LimitPlay, a: int, b: int, other: bool) -> None:
     if not play.seen:
         return
-    id, name = _pick(list(play.seen.values()), b).execution.id, _pick(TREE, a)[0]
+    id, name = pick_from(list(play.seen.values()), b).execution.id, pick_from(TREE, a)[0]
     play.book.releasing += 1
     await play.ask(lambda engine: engine.budgets.release(name, id), other=other)
     play.book.releasing -= 1
@@ -323,14 +324,14 @@ async def revoke(play: LimitPlay, a: int, b: int, other: bool) -> None:
 
 async def block(play: LimitPlay, a: int, b: int, other: bool) -> None:
     if id := _one(play, a, Waiting, Ready):
-        reason = _pick(("paused_by_operator", "waiting_for_quota", "waiting_for_budget"), b)
+        reason = pick_from(("paused_by_operator", "waiting_for_quota", "waiting_for_budget"), b)
         await play.ask(lambda engine: engine.executions.block(id, reason), other=other)
 
 
 async def unblock(play: LimitPlay, a: int, b: int, other: bool) -> None:
     blocked = [one for one in play.seen.values() if one.life.blocked is not None]
     if blocked:
-        id = _pick(blocked, a).execution.id
+        id = pick_from(blocked, a).execution.id
         await play.ask(lambda engine: engine.executions.unblock(id), other=other)
 
 
@@ -363,7 +364,7 @@ async def wake(play: LimitPlay, a: int, b: int, other: bool) -> None:
 
 
 async def wait(play: LimitPlay, a: int, b: int, other: bool) -> None:
-    play.clock.advance(_pick(SPANS, a))
+    play.clock.advance(pick_from(SPANS, a))
 
 
 async def sweep(play: LimitPlay, a: int, b: int, other: bool) -> None:
@@ -387,12 +388,12 @@ def _held(play: LimitPlay, pick: int, *, keep: bool = False) -> Holding | None:
 
 def _reserving(play: LimitPlay, pick: int) -> tuple[Holding, UUID] | None:
     found = [(held, id) for held in play.holdings for id in held.reservations]
-    return _pick(found, pick) if found else None
+    return pick_from(found, pick) if found else None
 
 
 def _one(play: LimitPlay, pick: int, *states: type) -> ExecutionId | None:
     fit: list[Snapshot] = [one for one in play.seen.values() if isinstance(one.state, states)]
-    return _pick(fit, pick).execution.id if fit else None
+    return pick_from(fit, pick).execution.id if fit else None
 
 
 def _missing(play: LimitPlay, uses: Sequence[tuple[str, str]], budgets: Sequence[str]) -> bool:
@@ -402,10 +403,6 @@ def _missing(play: LimitPlay, uses: Sequence[tuple[str, str]], budgets: Sequence
 
 def _amounts(number: int) -> dict[str, int]:
     return {"tokens": (1, 2, 1, 3, 1)[number % 5], "cents": number % 3}
-
-
-def _pick(things: Sequence[T], number: int) -> T:
-    return things[number % len(things)]
 
 
 DEFINING: list[Deed] = [define_quota, define_quota, delete_quota, define_budget, define_budget]

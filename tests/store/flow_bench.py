@@ -11,8 +11,8 @@ from flowfabric.core.execution.attempt import complete
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.ending import end
 from flowfabric.core.execution.event import EventKind
-from flowfabric.core.execution.lease import Owner, fence_of
-from flowfabric.core.execution.model import Active, Flags, Lease, Outcome, Snapshot, Source, State
+from flowfabric.core.execution.lease import Owner
+from flowfabric.core.execution.model import Flags, Outcome, Snapshot, Source, State
 from flowfabric.core.execution.operator import cancel
 from flowfabric.core.execution.submission import Creation, Submission, create
 from flowfabric.core.flow.join import Edge, EdgeState
@@ -22,6 +22,7 @@ from flowfabric.core.wait.model import Needs
 from flowfabric.store.queries import ClaimCall, EdgeQuery
 from flowfabric.store.rows.record import FLOWS
 from tests.kit.lab import TTL, W1
+from tests.kit.snapshots import after, owner_of
 from tests.kit.store_bench import StoreBench
 
 
@@ -96,22 +97,8 @@ class Bench(StoreBench):
         return list((await self.store.owing([flow.id], 1000)).entries)
 
 
-def after(change: Change[Any]) -> Snapshot:
-    assert change.after is not None
-    return change.after
-
-
 def uuid_of(snapshot: Snapshot) -> UUID:
     return snapshot.execution.uuid
-
-
-def lease_of(snapshot: Snapshot) -> Lease:
-    assert isinstance(snapshot.state, Active)
-    return snapshot.state.lease
-
-
-def owner_of(snapshot: Snapshot) -> Owner:
-    return Owner.of(fence_of(snapshot, lease_of(snapshot)))
 
 
 def completion(snapshot: Snapshot, now: Millis) -> Change[Any]:

@@ -7,11 +7,9 @@ from uuid import UUID
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.attempt import complete
 from flowfabric.core.execution.change import Change
-from flowfabric.core.execution.lease import Owner, fence_of
+from flowfabric.core.execution.lease import Owner
 from flowfabric.core.execution.model import (
-    Active,
     Gate,
-    Lease,
     Ready,
     Snapshot,
     Source,
@@ -31,6 +29,7 @@ from flowfabric.store.queries import (
 )
 from flowfabric.store.rows.record import QUOTAS
 from tests.kit.lab import TTL, W1
+from tests.kit.snapshots import owner_of
 from tests.kit.store_bench import StoreBench
 
 FAR = Millis(9_000_000_000_000)
@@ -163,12 +162,3 @@ def uuid_of(snapshot: Snapshot) -> UUID:
 
 def uuids(snapshots: list[Snapshot]) -> list[UUID]:
     return [uuid_of(snapshot) for snapshot in snapshots]
-
-
-def lease_of(snapshot: Snapshot) -> Lease:
-    assert isinstance(snapshot.state, Active)
-    return snapshot.state.lease
-
-
-def owner_of(snapshot: Snapshot) -> Owner:
-    return Owner.of(fence_of(snapshot, lease_of(snapshot)))

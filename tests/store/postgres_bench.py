@@ -16,8 +16,8 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import attempt as attempts
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.event import EventKind
-from flowfabric.core.execution.lease import Owner, fence_of
-from flowfabric.core.execution.model import Active, Lease, Snapshot, WorkerIdentity
+from flowfabric.core.execution.lease import Owner
+from flowfabric.core.execution.model import Snapshot, WorkerIdentity
 from flowfabric.core.execution.step import Step
 from flowfabric.core.execution.submission import Creation, Submission, create
 from flowfabric.store.clock import ManualClock
@@ -26,6 +26,7 @@ from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.link import Link
 from flowfabric.store.queries import ClaimCall, EventQuery, Progress, Renewal, SideWrite
 from flowfabric.store.sql import load_queries
+from tests.kit.snapshots import after, lease_of, owner_of
 
 W1 = WorkerIdentity("w1", "w1-a")
 W2 = WorkerIdentity("w2", "w2-a")
@@ -147,22 +148,8 @@ def uuid_of(change: Change[object]) -> UUID:
     return change.before.execution.uuid
 
 
-def after(change: Change[object]) -> Snapshot:
-    assert change.after is not None
-    return change.after
-
-
 def uuids(snapshots: Iterable[Snapshot]) -> list[UUID]:
     return [snapshot.execution.uuid for snapshot in snapshots]
-
-
-def lease_of(snapshot: Snapshot) -> Lease:
-    assert isinstance(snapshot.state, Active)
-    return snapshot.state.lease
-
-
-def owner_of(snapshot: Snapshot) -> Owner:
-    return Owner.of(fence_of(snapshot, lease_of(snapshot)))
 
 
 def renewal(held: Snapshot, ttl: int = TTL) -> Renewal:

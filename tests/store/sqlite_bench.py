@@ -10,13 +10,13 @@ from flowfabric.core.base.ids import ExecutionId, new_uuid7
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.attempt import complete
 from flowfabric.core.execution.change import Change
-from flowfabric.core.execution.lease import Owner, fence_of
-from flowfabric.core.execution.model import Active, Lease, Snapshot, WorkerIdentity
+from flowfabric.core.execution.model import Snapshot, WorkerIdentity
 from flowfabric.core.execution.submission import Creation, Submission, create
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.queries import ClaimCall, Taken
 from flowfabric.store.sql import load_queries
 from flowfabric.store.sqlite import SqliteStore
+from tests.kit.snapshots import owner_of
 
 TTL = Millis(30_000)
 W1 = WorkerIdentity("w1", "w1-a")
@@ -91,15 +91,6 @@ class Bench:
 
     def completing(self, snapshot: Snapshot, result: bytes | None = b"ok") -> Change[Any]:
         return complete(snapshot, self.now, owner_of(snapshot), result)
-
-
-def lease_of(snapshot: Snapshot) -> Lease:
-    assert isinstance(snapshot.state, Active)
-    return snapshot.state.lease
-
-
-def owner_of(snapshot: Snapshot) -> Owner:
-    return Owner.of(fence_of(snapshot, lease_of(snapshot)))
 
 
 def text_of(snapshot: Snapshot | Creation) -> ExecutionId:

@@ -17,7 +17,8 @@ from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import LedgerNeeds
 from flowfabric.store.rows.record import BUDGETS
-from tests.store.limit_bench import FAR, Bench, lease_of, uuid_of
+from tests.kit.snapshots import lease_of
+from tests.store.limit_bench import FAR, Bench, uuid_of
 
 X, Y = UUID(int=1), UUID(int=2)
 

@@ -19,7 +19,8 @@ from flowfabric.store.queries import Claimable, ClaimCall
 from flowfabric.store.rows.record import LANES
 from tests.kit.lab import TTL, W1
 from tests.kit.situations import RETRY_AT_ONCE, suspension
-from tests.store.limit_bench import Bench, lease_of, owner_of, uuid_of, uuids
+from tests.kit.snapshots import lease_of, owner_of
+from tests.store.limit_bench import Bench, uuid_of, uuids
 
 PAUSED = LaneState.PAUSED
 DRAINING = LaneState.DRAINING

@@ -27,14 +27,13 @@ from flowfabric.store.queries import Crowd, InQueue, LaneCounts, QueueCount, Wai
 from flowfabric.store.rows.record import QUOTAS
 from tests.kit.limiting import known_quota
 from tests.kit.situations import RETRY, suspension
+from tests.kit.snapshots import lease_of, owner_of
 from tests.store.limit_bench import (
     FAR,
     Bench,
     candidate,
     freed,
-    lease_of,
     move,
-    owner_of,
     queue,
     uses_of,
     uuid_of,

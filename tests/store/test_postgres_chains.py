@@ -18,7 +18,8 @@ from flowfabric.store.queries import ClaimCall
 from tests.kit.flow_lab import Drawn, declare
 from tests.kit.flowing import after_commit
 from tests.kit.lab import Lab
-from tests.store.postgres_bench import Bench, lose_reply, opened, owner_of
+from tests.kit.snapshots import owner_of
+from tests.store.postgres_bench import Bench, lose_reply, opened
 
 TABLES = ("ready", "lease", "parked", "done", "edge", "flow_outbox", "event")
 UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

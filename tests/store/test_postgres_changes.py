@@ -17,15 +17,13 @@ from flowfabric.core.execution.model import (
     Outcome,
 )
 from flowfabric.store.queries import Progress, SideWrite
+from tests.kit.snapshots import after, lease_of, owner_of
 from tests.store.postgres_bench import (
     KEPT_AN_HOUR,
     OPERATOR,
     TTL,
     Bench,
-    after,
     kinds,
-    lease_of,
-    owner_of,
     progress,
     renewal,
     step,

@@ -29,8 +29,9 @@ from flowfabric.store.postgres.dialer import PINNED, Connection
 from flowfabric.store.postgres.session import _certain
 from flowfabric.store.queries import EventQuery, FlowQuery, MembersOf
 from flowfabric.store.sql import load_queries
+from tests.kit.snapshots import after
 from tests.store import postgres_bench
-from tests.store.flow_bench import A, B, Bench, after, cancelled, edge, outbox_entry, touch, uuid_of
+from tests.store.flow_bench import A, B, Bench, cancelled, edge, outbox_entry, touch, uuid_of
 from tests.store.postgres_bench import lose_reply, until_waiting
 
 FIRST = Next(Start.INITIAL, 0)

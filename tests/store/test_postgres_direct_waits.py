@@ -25,15 +25,8 @@ from flowfabric.core.wait.model import DedupRecord, Needs, ReceivedSignal, Signa
 from flowfabric.store.postgres.dialer import PINNED, Connection
 from flowfabric.store.queries import EventQuery
 from flowfabric.store.sql import load_queries
-from tests.store.postgres_bench import (
-    Bench,
-    after,
-    lose_reply,
-    renewal,
-    step,
-    until_waiting,
-    uuid_of,
-)
+from tests.kit.snapshots import after
+from tests.store.postgres_bench import Bench, lose_reply, renewal, step, until_waiting, uuid_of
 
 HERE, FIRST = UUID(int=1), UUID(int=11)
 CONTINUED = Next(Start.CONTINUE, 0)

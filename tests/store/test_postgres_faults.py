@@ -20,10 +20,10 @@ from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import divide, is_broken, translate
 from flowfabric.store.postgres.link import MAX_BREAKS, MAX_RIVALS
 from tests.kit.postgres import Databases, with_database
+from tests.kit.snapshots import after
 from tests.store.postgres_bench import (
     OPERATOR,
     Bench,
-    after,
     its_connection,
     opened,
     progress,

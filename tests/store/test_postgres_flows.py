@@ -17,8 +17,9 @@ from flowfabric.core.wait.model import Needs
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.sql import load_queries
 from tests.kit.postgres import Databases
+from tests.kit.snapshots import after
 from tests.store import postgres_bench
-from tests.store.flow_bench import A, B, Bench, after, cancelled, edge, outbox_entry, touch, uuid_of
+from tests.store.flow_bench import A, B, Bench, cancelled, edge, outbox_entry, touch, uuid_of
 from tests.store.postgres_bench import lose_reply, opened, until_waiting
 
 

@@ -32,6 +32,7 @@ from flowfabric.store.postgres import lists
 from flowfabric.store.queries import Claimable, Counts, EventQuery, Progress, Query
 from flowfabric.store.rows.execution import COLUMNS, place_of, state_row
 from flowfabric.store.rows.record import LANES
+from tests.kit.snapshots import lease_of, owner_of
 from tests.store.postgres_bench import (
     KEPT_AN_HOUR,
     OPERATOR,
@@ -40,8 +41,6 @@ from tests.store.postgres_bench import (
     W2,
     Bench,
     id_of,
-    lease_of,
-    owner_of,
     progress,
     renewal,
     uuids,

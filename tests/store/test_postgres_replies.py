@@ -18,16 +18,14 @@ from flowfabric.store.postgres.link import Link
 from flowfabric.store.queries import EventQuery, FrameQuery, FrameRows, FrameWrite, SideWrite
 from tests.kit.flow_lab import declare
 from tests.kit.lab import Lab
+from tests.kit.snapshots import after, lease_of, owner_of
 from tests.store.postgres_bench import (
     OPERATOR,
     TTL,
     Bench,
-    after,
     id_of,
     its_connection,
-    lease_of,
     lose_reply,
-    owner_of,
     progress,
     renewal,
     step,

@@ -29,18 +29,8 @@ from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.wake import FIRST_LOOK, LAST_LOOK, SecondLook
 from flowfabric.store.queries import NEWEST, EventQuery, SideWrite
 from flowfabric.store.rows.record import LANES
-from tests.store.postgres_bench import (
-    KEPT_AN_HOUR,
-    OPERATOR,
-    W1,
-    W2,
-    Bench,
-    id_of,
-    lease_of,
-    owner_of,
-    step,
-    uuids,
-)
+from tests.kit.snapshots import lease_of, owner_of
+from tests.store.postgres_bench import KEPT_AN_HOUR, OPERATOR, W1, W2, Bench, id_of, step, uuids
 
 # -- submit
 

@@ -17,7 +17,8 @@ from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.rows.record import KEYRING, ONLY, SealedKeyring
 from flowfabric.store.sql import load_queries
 from tests.kit.postgres import Databases
-from tests.store.postgres_bench import Bench, after, lose_reply, opened, plan, uuid_of
+from tests.kit.snapshots import after
+from tests.store.postgres_bench import Bench, lose_reply, opened, plan, uuid_of
 
 HERE, FIRST = UUID(int=1), UUID(int=11)
 

@@ -38,7 +38,8 @@ from flowfabric.store.rows.record import LANES
 from flowfabric.store.sql import load_queries
 from flowfabric.store.sqlite import lists, open_sqlite
 from flowfabric.store.sqlite.session import SqliteSession
-from tests.store.sqlite_bench import TTL, W1, W2, Bench, lease_of, owner_of, text_of, uuids
+from tests.kit.snapshots import lease_of, owner_of
+from tests.store.sqlite_bench import TTL, W1, W2, Bench, text_of, uuids
 
 OPERATOR = Owner(source=Source.OPERATOR)
 

@@ -29,7 +29,8 @@ from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import MAX_BATCH
 from flowfabric.store.queries import NEWEST, Claimable, EventQuery, Progress, Renewal, SideWrite
 from flowfabric.store.sqlite import open_sqlite
-from tests.store.sqlite_bench import TTL, W1, W2, Bench, lease_of, owner_of, text_of, uuids
+from tests.kit.snapshots import lease_of, owner_of
+from tests.store.sqlite_bench import TTL, W1, W2, Bench, text_of, uuids
 
 OPERATOR = Owner(source=Source.OPERATOR)
 RETRIES = {"retry_policy": {"max_retries": 3}}

@@ -13,12 +13,13 @@ from flowfabric.cli.json import Document, document, plain
 from flowfabric.cli.output import Cells, Screen
 from flowfabric.cli.parse import NONE, read_amounts, read_limits
 from flowfabric.cli.table import Table, pages
-from flowfabric.core.base.errors import BudgetExceeded, NotFound
+from flowfabric.core.base.errors import NotFound
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import parse_span
 from flowfabric.core.limit.budget import Budget, Limit, OnHard, OnSoft, Scope
 from flowfabric.core.limit.spend import AlreadyApplied, HardBreach, SoftBreach
 from flowfabric.engine.engine import Engine
+from flowfabric.worker.api.limits import exceeded
 
 app = Typer(
     help="Inspect budgets, set their limits, and correct what was spent.",
@@ -303,8 +304,7 @@ async def spend(
     repeated = isinstance(answer, AlreadyApplied)
     outcome = answer.outcome if isinstance(answer, AlreadyApplied) else answer
     if isinstance(outcome, HardBreach):
-        asked = wanted.get(outcome.dimension, 0)
-        raise BudgetExceeded(outcome.budget, outcome.dimension, outcome.used, outcome.limit, asked)
+        raise exceeded(outcome, wanted)
     counted = {"name": name, "counted": {} if repeated else wanted, "repeated": repeated}
     word = "counted before: " if repeated else "counted "
     screen.answer(counted, f"{word}{amounts_text(wanted)}")

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from flowfabric.cli.errors import EXPECTED, ExitCode, report
 from flowfabric.cli.format import local
 from flowfabric.cli.output import Screen
+from flowfabric.core.base.pages import in_pages
 from flowfabric.core.base.time import Millis, to_datetime
 from flowfabric.core.execution.status import PublicState
 
@@ -35,8 +36,7 @@ async def for_each(screen: Screen, ids: list[str], act: Act, *, doing: str, done
     agree."""
     outcomes = Outcomes(screen, doing, done, len(ids))
     with outcomes:
-        for start in range(0, len(ids), AT_ONCE):
-            page = ids[start : start + AT_ONCE]
+        for page in in_pages(ids, AT_ONCE):
             outcomes.add(await asyncio.gather(*(_one(act, id) for id in page)))
     return outcomes.code()
 

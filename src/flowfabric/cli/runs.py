@@ -29,6 +29,7 @@ from flowfabric.cli.parse import read_object, read_since, read_tag, read_tags
 from flowfabric.cli.table import Table
 from flowfabric.cli.waitpoints import MOST, WAITPOINT, how_to_answer
 from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.pages import in_pages
 from flowfabric.core.base.time import NO_TIME, Millis, parse_span, to_datetime
 from flowfabric.core.execution.failures import FailureGroup
 from flowfabric.core.execution.history import StepView
@@ -441,8 +442,7 @@ async def replay(
 async def _ask_before_again(engine: Engine, screen: Screen, ids: list[str]) -> None:
     """Raises unless all runs that had succeeded may run again."""
     completed: list[str] = []
-    for start in range(0, len(ids), AT_ONCE):
-        page = ids[start : start + AT_ONCE]
+    for page in in_pages(ids, AT_ONCE):
         states = await asyncio.gather(*(_has_completed(engine, id) for id in page))
         completed += [id for id, is_completed in zip(page, states, strict=True) if is_completed]
     if not completed:

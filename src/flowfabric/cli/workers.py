@@ -11,6 +11,7 @@ from flowfabric.cli.json import Document, counted, document
 from flowfabric.cli.output import Cells, Screen
 from flowfabric.cli.table import PAGE, Table, pages
 from flowfabric.core.base.errors import NotFound
+from flowfabric.core.base.pages import in_pages
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.registry import HeldLease, NotRegistered, Presence
 from flowfabric.core.execution.versions import versions_in, without_versions
@@ -87,8 +88,8 @@ async def list_workers(  # noqa: PLR0913 - the options are the interface
 
 async def _held(engine: Engine, entries: list[Presence]) -> list[int]:
     counts: list[int] = []
-    for start in range(0, len(entries), PAGE):
-        counts += await engine.workers.held(entries[start : start + PAGE])
+    for page in in_pages(entries, PAGE):
+        counts += await engine.workers.held(page)
     return counts
 
 

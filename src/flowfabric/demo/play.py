@@ -86,8 +86,8 @@ class Play:
         tasks.fabric.url = self._stage.url
         async with tasks.fabric:
             audience = [
-                asyncio.create_task(self._tell_events()),
-                asyncio.create_task(self._tell_steps()),
+                asyncio.create_task(self._show_events()),
+                asyncio.create_task(self._show_steps()),
             ]
             try:
                 await self._retry()
@@ -119,7 +119,7 @@ class Play:
     async def _crash(self) -> None:
         await self._submit("order", tasks.ship_order, 7)
         await self._until(self._two_steps_recorded, "two steps of the order")
-        self._tell_ledger()
+        self._show_ledger()
         self._board.say("two of five steps are recorded and ada is in the third: SIGKILL to ada")
         self._codes["ada"] = self._stage.kill("ada")
         self._board.update("order", happened="its worker was killed; the lease has not expired yet")
@@ -173,7 +173,7 @@ class Play:
 
     # -- telling the audience
 
-    async def _tell_events(self) -> None:
+    async def _show_events(self) -> None:
         engine = await tasks.fabric.engine()
         async for event in engine.events.subscribe(after=0):
             if event.id is None:
@@ -182,10 +182,10 @@ class Play:
                 name = self._names[RunId(event.id)]
             ended = event.kind is EventKind.COMPLETED
             result = await engine.views.result(event.id) if ended else None
-            self._tell_event(name, event, None if result is None else result.decode())
+            self._show_event(name, event, None if result is None else result.decode())
 
-    def _tell_event(self, name: str, event: StoredEvent, result: str | None) -> None:
-        self._tell_ledger()  # a step is shown before the events that follow it
+    def _show_event(self, name: str, event: StoredEvent, result: str | None) -> None:
+        self._show_ledger()  # a step is shown before the events that follow it
         state, text = _STATES.get(event.kind, ("", event.kind.name.lower()))
         message = (event.detail or {}).get("message") if result is None else result
         self._board.update(
@@ -196,12 +196,12 @@ class Play:
             happened=f"{text}: {message}" if message else text,
         )
 
-    async def _tell_steps(self) -> None:
+    async def _show_steps(self) -> None:
         while True:
-            self._tell_ledger()
+            self._show_ledger()
             await asyncio.sleep(LOOK_EVERY)
 
-    def _tell_ledger(self) -> None:
+    def _show_ledger(self) -> None:
         lines = self._ledger()
         for line in lines[self._told :]:
             self._board.update("order", happened=f"step {line.split()[0]} is done")

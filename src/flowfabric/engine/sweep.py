@@ -180,13 +180,13 @@ class Sweep(Service):
             answers = await self._context.decisions.decide_all(
                 [Decision(uuid, self._rule()) for uuid in fresh]
             )
-            await self._tell(fresh, answers)
+            await self._log_failures(fresh, answers)
             blocked = [each.uuid for each in answers if isinstance(each, BlockInQuestion)]
             if blocked:
                 await self._swept.blocks.look(blocked)
         return len(looked_at)
 
-    async def _tell(self, uuids: Sequence[UUID], answers: Sequence[object]) -> None:
+    async def _log_failures(self, uuids: Sequence[UUID], answers: Sequence[object]) -> None:
         """Logs what could not be swept. One that cannot be read is set aside: it must not take the
         place of others in every page of what is due."""
         damaged = []

@@ -42,7 +42,7 @@ def enable() -> None:
 def disable() -> None:
     """Stops measuring; what was counted stays."""
     if isinstance(watching(), _Recorder):
-        watch(None)
+        watch(Observer())
 
 
 @cache

@@ -8,7 +8,7 @@ needs the database itself is refused.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from contextvars import Context
 from functools import partial
 from typing import Any, NoReturn, cast
@@ -40,7 +40,7 @@ from flowfabric.core.execution.submission import Duplicate, Submission, Submitte
 from flowfabric.core.flow.graph import Graph, check_graph
 from flowfabric.core.wait.signal import Delivery
 from flowfabric.core.wait.token import Token
-from flowfabric.engine.commit.background import Background
+from flowfabric.engine.commit.background import Background, begun
 from flowfabric.engine.commit.batch import MAX_BYTES, MAX_ITEMS
 from flowfabric.engine.commit.post_commit import Subscriber
 from flowfabric.engine.commit.trace import Traces
@@ -290,7 +290,7 @@ class RemoteEvents(RemoteService):
         _check_filters(after, execution, namespace, family, tag)
         filters = {"execution": execution, "namespace": namespace, "family": family, "tag": tag}
         given = {name: value for name, value in filters.items() if value is not None}
-        return self._follow(after or 0, self._begin(after), given)
+        return self._events(after or 0, self._begin(after), given)
 
     def follow(
         self, wanted: EventFilter, *, after: int | None = None, limit: int = 100
@@ -300,46 +300,39 @@ class RemoteEvents(RemoteService):
         if after is not None:
             check_whole(after, "cursor", 0, MAX_CURSOR)
         room = check_whole(limit, "limit", 1)
-        return self._batches(checked, after or 0, self._begin(after), room)
+        options = {"wanted": checked, "limit": room}
+        return self._pages("batch", after or 0, self._begin(after), options)
 
     def _begin(self, after: int | None) -> "asyncio.Future[int] | None":
         """The cursor of now, requested at once: who follows from now on misses nothing that comes
         before the first iteration."""
-        if after is not None:
-            return None
-        begin: asyncio.Future[int] = asyncio.ensure_future(self._call("tail"))
-        begin.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return begin
+        return begun(self._call("tail")) if after is None else None
 
-    async def _batches(
-        self,
-        wanted: EventFilter,
-        after: int,
-        begin: "asyncio.Future[int] | None",
-        limit: int,
-    ) -> AsyncGenerator[EventBatch, None]:
-        cursor = after if begin is None else await begin
-        while True:
-            seen = self._hints.count
-            batch = await self._read("batch", wanted=wanted, after=cursor, limit=limit)
-            if batch.cursor == cursor:
-                await self._hints.wait(POLL_FLOOR, seen)
-                continue
-            cursor = batch.cursor
-            yield batch
-
-    async def _follow(
+    async def _events(
         self, after: int, begin: "asyncio.Future[int] | None", filters: dict[str, Any]
     ) -> AsyncGenerator[StoredEvent, None]:
+        async with aclosing(self._pages("read", after, begin, filters)) as pages:
+            async for page in pages:
+                for event in page.events:
+                    yield event
+
+    async def _pages(
+        self,
+        operation: str,
+        after: int,
+        begin: "asyncio.Future[int] | None",
+        options: dict[str, Any],
+    ) -> AsyncGenerator[Any, None]:
+        """What the operation finds after the cursor, as soon as the cursor moves."""
         cursor = after if begin is None else await begin
         while True:
             seen = self._hints.count
-            page = await self._read("read", after=cursor, **filters)
-            for event in page.events:
-                yield event
+            page = await self._read(operation, after=cursor, **options)
             if page.cursor == cursor:
                 await self._hints.wait(POLL_FLOOR, seen)
-            cursor = page.cursor
+            else:
+                cursor = page.cursor
+                yield page
 
     async def _read(self, operation: str, **options: Any) -> Any:
         """A follower outlives a server or store that does not answer for a while. A client that
@@ -437,7 +430,7 @@ class RemoteEngine:
 
     def __init__(self, client: RemoteClient) -> None:
         self._client = client
-        self._hearing: asyncio.Task[None] | None = None
+        self._hints_task: asyncio.Task[None] | None = None
         self.hints = Hints(listen=self._listen)
         self.leases = RemoteLeases(client)
         self.sweep = NoSweep()
@@ -545,10 +538,10 @@ class RemoteEngine:
         raise Invalid("this needs the database, and this Fabric reaches it through a server only")
 
     async def close(self) -> None:
-        hearing, self._hearing = self._hearing, None
-        if hearing is not None:
-            hearing.cancel()
-            await asyncio.gather(hearing, return_exceptions=True)
+        task, self._hints_task = self._hints_task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         await self._finish()
         await self._client.close()
 
@@ -556,11 +549,11 @@ class RemoteEngine:
 
     def _listen(self) -> None:
         """Called whenever a task waits for a hint."""
-        if self._hearing is None or self._hearing.done():
+        if self._hints_task is None or self._hints_task.done():
             # It lives longer than the one that waits, and must not keep its context.
-            self._hearing = asyncio.create_task(self._hear(), context=Context())
+            self._hints_task = asyncio.create_task(self._follow_hints(), context=Context())
 
-    async def _hear(self) -> None:
+    async def _follow_hints(self) -> None:
         """Passes the hints of the server on. While none can be heard, everything is looked at once
         a second."""
         warned = False

@@ -175,11 +175,11 @@ async def keep_time(
         wanted = clock.corrected(known)
         if wanted == known or await write(write_correction(wanted), stored):
             clock.adopt(wanted)
-            tell_step(known, wanted)
+            log_step(known, wanted)
             return
 
 
-def tell_step(before: Correction, after: Correction) -> None:
+def log_step(before: Correction, after: Correction) -> None:
     """Logs, once and in the process that has stored it, that the clock was set back."""
     if after.offset > before.offset:
         log.warning(

@@ -62,7 +62,7 @@ def readable(
         try:
             found.append(read(row))
         except UNREADABLE as error:
-            tell(unreadable(what, key(row), error))
+            log_unreadable(unreadable(what, key(row), error))
             left_out(row)
     return found
 
@@ -94,13 +94,13 @@ async def load_readable(load: Load[K, T], keys: Sequence[K]) -> dict[K, T]:
     found: dict[K, T] = {}
     for key, each in (await load_each(load, keys)).items():
         if isinstance(each, Corruption):
-            tell(each)
+            log_unreadable(each)
         else:
             found[key] = each
     return found
 
 
-def tell(error: Corruption) -> None:
+def log_unreadable(error: Corruption) -> None:
     """Logs an unreadable row, once per process."""
     text = error.detail
     if text not in _named:

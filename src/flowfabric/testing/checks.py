@@ -15,7 +15,7 @@ from flowfabric.core.execution.step import Recorded
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.views import Views
 from flowfabric.engine.limit.rounds import Rounds
-from flowfabric.testing.stuck import tell as tell_run
+from flowfabric.testing.stuck import summary
 from flowfabric.testing.watch import is_step
 from flowfabric.worker.api.described import RunDescription, describe_run
 from flowfabric.worker.api.ids import find_id
@@ -80,34 +80,34 @@ class Checks:
         failure = self.describe(run).failure
         message = failure.message if failure is not None else ""
         if match is not None and not re.search(match, message):
-            raise AssertionError(f"{self.tell(run)}\nwhich does not match {match!r}")
+            raise AssertionError(f"{self.summary(run)}\nwhich does not match {match!r}")
 
     def assert_steps(self, run: Run[Any], names: Sequence[str]) -> None:
         """Asserts that the run has recorded exactly these steps, in this order (see `steps`)."""
         found = self.steps(run)
         if len(found) != len(names) or not all(map(is_step, found, names)):
             raise AssertionError(
-                f"{self.tell(run)}\n  expected steps {list(names)}\n  recorded steps {found}"
+                f"{self.summary(run)}\n  expected steps {list(names)}\n  recorded steps {found}"
             )
 
     def assert_attempts(self, run: Run[Any], count: int) -> None:
         """Asserts how many attempts were made, the first one included."""
         made = self.describe(run).attempts_made
         if made != count:
-            raise AssertionError(f"{self.tell(run)}\n  expected attempts {count}\n  made {made}")
+            raise AssertionError(f"{self.summary(run)}\n  expected attempts {count}\n  made {made}")
 
     def _assert_state(self, run: Run[Any], wanted: PublicState) -> None:
         if self.describe(run).state is not wanted:
-            raise AssertionError(f"expected {wanted.value}, but {self.tell(run)}")
+            raise AssertionError(f"expected {wanted.value}, but {self.summary(run)}")
 
-    def tell(self, run: Run[Any] | str, tasks: frozenset[str] | None = None) -> str:
+    def summary(self, run: Run[Any] | str, tasks: frozenset[str] | None = None) -> str:
         """One run in one line; with the names of tasks also whether its own is missing."""
         found = self.describe(run)
         attempts = at_once(self._engine().views.attempts(found.id))
         failures = [found.failure, *(attempt.failure for attempt in reversed(attempts))]
         error = next((failure.message for failure in failures if failure is not None), None)
         known = frozenset({found.kind}) if tasks is None else tasks
-        return tell_run(found, known, error, self.waits_for(found.id))
+        return summary(found, known, error, self.waits_for(found.id))
 
 
 def at_once(work: Coroutine[Any, Any, T]) -> T:

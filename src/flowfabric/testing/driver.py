@@ -283,7 +283,7 @@ class Driver:
         unended = [info.id for info in self.unended()]
         chosen = [id] if id in unended else unended[:5]
         tasks = frozenset(self.fabric.tasks)
-        lines = [self.checks.tell(run, tasks) for run in chosen] or ["every run has ended"]
+        lines = [self.checks.summary(run, tasks) for run in chosen] or ["every run has ended"]
         return "\n  ".join([f"{why}:", *lines])
 
     def unended(self) -> tuple[Info, ...]:

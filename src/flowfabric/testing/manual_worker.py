@@ -51,16 +51,16 @@ class ManualWorker(Worker):
             try:
                 answer = await self.engine.claims.renew(active.claim, ttl, record=False)
                 active.lease.renewed(answer.expires_at, time.monotonic())
-                await self._tell(active)
+                await self._notify_cancelled(active)
             except FlowFabricError:
                 active.stop(LOST)
 
-    async def _tell(self, active: ActiveRun) -> None:
+    async def _notify_cancelled(self, active: ActiveRun) -> None:
         """Tells the handler of a run that is being cancelled, as a heartbeat would."""
         found = await self.engine.store.load([active.claim.uuid])
         run = found.get(active.claim.uuid)
         if run is not None and (notice := CancelNotice.of(run)) is not None:
-            active.tell(notice)
+            active.notify(notice)
 
     async def crash(self) -> list[Claim]:
         """Drops every handler without a report; returns the claims it held."""

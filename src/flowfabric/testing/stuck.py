@@ -14,7 +14,7 @@ class Hanging(Stuck):
     """A handler is busy in real time and does not end."""
 
 
-def tell(
+def summary(
     run: RunDescription, tasks: frozenset[str], error: str | None, waits: Sequence[str] = ()
 ) -> str:
     """One run in one line: its task, its state, and why it does not continue."""

@@ -1,7 +1,6 @@
 """Blocked by code: parked with its attempt, released to other code, never passed back and forth."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,13 +26,6 @@ from tests.kit.race import Race
 from tests.kit.situations import RETRY_AT_ONCE, described
 
 OLD, NEW, NEWEST = "code-1", "code-2", "code-3"
-
-
-@pytest.fixture
-def race(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Race]:
-    race = Race(lab, monkeypatch)
-    yield race
-    assert race.left == 0, "the rival never had its chance"
 
 
 def mismatch(fingerprint: str = OLD, **more: Any) -> Mismatch:

@@ -29,16 +29,9 @@ from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.execution.attempts import FencedExecution
 from flowfabric.engine.execution.views import LeaseView
 from tests.kit.lab import TTL, W1, W2, Lab
-from tests.kit.leases import (
-    FORMS,
-    RUNNING,
-    UNKNOWN,
-    describe,
-    every_form,
-    kinds,
-    lease_of,
-    lost_vector,
-)
+from tests.kit.leases import RUNNING, UNKNOWN, describe, lease_of, lost_vector
+from tests.kit.owners import FORMS, every_form
+from tests.kit.race import kinds
 
 # -- renewing
 

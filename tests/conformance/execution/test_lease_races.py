@@ -3,7 +3,7 @@
 E-X07, E-X15, INV-1, INV-3, INV-11, INV-23, INV-24.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -25,14 +25,6 @@ from tests.kit import situations
 from tests.kit.lab import TTL, W2, Lab
 from tests.kit.race import Race, cancel, kinds, running
 from tests.kit.situations import DELAY, RETRY_AT_ONCE, completions, described
-
-
-@pytest.fixture
-def race(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Race]:
-    race = Race(lab, monkeypatch)
-    yield race
-    assert race.left == 0, "the rival never had its chance"
-
 
 # -- leases
 

@@ -5,7 +5,7 @@ that one writes, or just before a hot statement. E-T171, E-X06, INV-1, INV-5, IN
 """
 
 import asyncio
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable
 from contextlib import suppress
 
 import pytest
@@ -34,14 +34,6 @@ from tests.kit import situations
 from tests.kit.lab import W1, W2, Lab
 from tests.kit.race import Race, cancel, kinds, running
 from tests.kit.situations import RETRY_AT_ONCE, completions, described, load, suspend
-
-
-@pytest.fixture
-def race(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Race]:
-    race = Race(lab, monkeypatch)
-    yield race
-    assert race.left == 0, "the rival never had its chance"
-
 
 # -- cancel and complete
 

@@ -33,7 +33,8 @@ from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
 from tests.kit import situations
 from tests.kit.lab import TTL, W1, W2, Lab
-from tests.kit.leases import UNKNOWN, describe, kinds, lost, lost_after, reclaim
+from tests.kit.leases import UNKNOWN, describe, lost, lost_after, reclaim
+from tests.kit.race import kinds
 
 GRANT = Millis(10_000)
 

@@ -21,7 +21,8 @@ from flowfabric.core.execution.status import Ownership, PublicState
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.store.queries import ClaimCall, Taken
 from tests.kit.lab import TTL, W1, W2, Lab
-from tests.kit.leases import describe, kinds, lost, lost_after, reclaim
+from tests.kit.leases import describe, lost, lost_after, reclaim
+from tests.kit.race import kinds
 
 # -- too often
 

@@ -17,13 +17,8 @@ from flowfabric.core.execution.lease import AlreadySatisfied, Revoked
 from flowfabric.core.execution.model import Failure
 from flowfabric.core.execution.status import Ownership, PublicState
 from tests.kit.lab import W1, W2, Lab
-from tests.kit.leases import (
-    RUNNING,
-    UNKNOWN,
-    describe,
-    kinds,
-    lost_vector,
-)
+from tests.kit.leases import RUNNING, UNKNOWN, describe, lost_vector
+from tests.kit.race import kinds
 
 # -- revoking
 

@@ -23,16 +23,15 @@ from flowfabric.store.queries import FlowQuery, MembersOf
 from flowfabric.store.rows.record import FLOWS
 from tests.kit.lab import TTL
 from tests.kit.situations import RETRY, suspension, timeouts
+from tests.kit.snapshots import after, owner_of
 from tests.store.flow_bench import (
     A,
     B,
     Bench,
-    after,
     cancelled,
     completion,
     edge,
     outbox_entry,
-    owner_of,
     touch,
     uuid_of,
 )

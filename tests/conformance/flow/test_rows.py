@@ -26,16 +26,15 @@ from flowfabric.store.open import open_store
 from flowfabric.store.queries import FlowQuery, MembersOf, Renewal
 from flowfabric.store.rows.record import FLOWS
 from tests.kit.lab import TTL
+from tests.kit.snapshots import after, lease_of
 from tests.store.flow_bench import (
     A,
     B,
     Bench,
     C,
-    after,
     cancelled,
     completion,
     edge,
-    lease_of,
     outbox_entry,
     touch,
     uuid_of,

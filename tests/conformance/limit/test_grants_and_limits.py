@@ -1,5 +1,6 @@
 """Grants, closed lanes and spent budgets."""
 
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -181,7 +182,7 @@ async def test_a_named_run_is_asked_for_its_budgets_when_it_is_redeemed(lab: Lab
 
 
 @pytest.mark.parametrize("limits", [{"concurrency": 1}, {"concurrency_per_key": 1}])
-async def test_a_grant_outlives_a_wait_for_a_slot(lab: Lab, limits: dict[str, int]) -> None:
+async def test_a_grant_outlives_a_wait_for_a_slot(lab: Lab, limits: dict[str, Any]) -> None:
     """I-30, INV-17: a run that was held and waits in its line again is still its worker's"""
     await define(lab, **limits)
     id = await one(lab)

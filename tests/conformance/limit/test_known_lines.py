@@ -2,7 +2,6 @@
 line; and what it knows when other processes take that room, give it back, or die."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -23,13 +22,6 @@ from tests.kit.limiting import began, crowd, define, finish, keys_of, one, settl
 from tests.kit.race import Race
 
 KEY = ("q", "k")
-
-
-@pytest.fixture
-async def race(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Race]:
-    race = Race(lab, monkeypatch)
-    yield race
-    assert race.left == 0, "the rival was never let in"
 
 
 class Looks:

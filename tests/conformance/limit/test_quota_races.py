@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -16,13 +15,6 @@ from tests.kit.limiting import began, crowd, define, finish, one, settled, slots
 from tests.kit.race import Race
 
 WORKERS = [WorkerIdentity(f"w{number}", f"w{number}-a") for number in range(10)]
-
-
-@pytest.fixture
-async def race(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Race]:
-    race = Race(lab, monkeypatch)
-    yield race
-    assert race.left == 0, "the rival was never let in"
 
 
 def cut_off(lab: Lab) -> None:

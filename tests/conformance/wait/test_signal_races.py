@@ -5,7 +5,7 @@ INV-13, INV-14, INV-15; design §2 rules 1, 6 and 7; review R1, R9, R11.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -47,13 +47,6 @@ from tests.kit.waits import create_waitpoint, in_, named, suspend, wait_at
 
 Moment = Callable[[Race, Rival], None]
 Call = Callable[[Lab], Awaitable[Any]]
-
-
-@pytest.fixture
-def race(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Race]:
-    race = Race(lab, monkeypatch)
-    yield race
-    assert race.left == 0, "the rival never had its chance"
 
 
 def after_load(race: Race, rival: Rival) -> None:

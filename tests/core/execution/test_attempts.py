@@ -23,21 +23,8 @@ from flowfabric.core.execution.model import (
     Waiting,
 )
 from tests.kit.lab import TTL, W1
-from tests.kit.walk import (
-    BY_OWNERS,
-    NOW,
-    OPERATOR,
-    POLICY,
-    Act,
-    Book,
-    after,
-    fresh,
-    lease_in,
-    lives,
-    owner,
-    play,
-    running,
-)
+from tests.kit.snapshots import NOW, OPERATOR, after, fresh, lease_of, owner_of
+from tests.kit.walk import BY_OWNERS, POLICY, Act, Book, lives, play, running
 
 EXPIRY = Millis(NOW + TTL)
 STARTED = AttemptOutcome.STARTED
@@ -47,7 +34,7 @@ RECLAIMED = AttemptOutcome.RECLAIMED
 
 def lost() -> Snapshot:
     held = running()
-    return after(lease.lose(held, EXPIRY, lease_in(held), revoked=False))
+    return after(lease.lose(held, EXPIRY, lease_of(held), revoked=False))
 
 
 def rescued() -> Snapshot:
@@ -56,7 +43,7 @@ def rescued() -> Snapshot:
 
 def handed_back() -> Snapshot:
     held = running()
-    return after(attempt.hand_back(held, Millis(NOW + 5), owner(held)))
+    return after(attempt.hand_back(held, Millis(NOW + 5), owner_of(held)))
 
 
 def cancelled(snapshot: Snapshot) -> Snapshot:
@@ -114,11 +101,11 @@ def test_what_is_not_in_history_yet_is_read_from_the_state(
 def test_an_attempt_ends_as_its_execution_does(outcome: Outcome, record: AttemptOutcome) -> None:
     """§2.6"""
     held = running()
-    ended = Ended(outcome, END, attempt=0, lease=lease_in(held), result=b"done")
+    ended = Ended(outcome, END, attempt=0, lease=lease_of(held), result=b"done")
     current = current_attempt(held.to(ended))
     assert current is not None
     assert (current.outcome, current.ended_at, current.result) == (record, END, b"done")
-    assert (current.worker, current.lease_id, current.epoch) == (W1, lease_in(held).id, 1)
+    assert (current.worker, current.lease_id, current.epoch) == (W1, lease_of(held).id, 1)
 
 
 def test_a_final_outcome_is_told_from_one_that_goes_on() -> None:
@@ -148,10 +135,10 @@ def lost_next() -> Any:
 
 def test_a_failure_and_a_result_belong_to_the_last_attempt() -> None:
     held = rescued()
-    failed = after(attempt.fail(held, END, owner(held), Failure("boom")))
+    failed = after(attempt.fail(held, END, owner_of(held), Failure("boom")))
     first, second = inline_attempts(failed)
     assert (first.failure, second.failure) == (None, Failure("boom"))
-    completed = after(attempt.complete(held, END, owner(held), b"done"))
+    completed = after(attempt.complete(held, END, owner_of(held), b"done"))
     first, second = inline_attempts(completed)
     assert (first.result, second.result) == (None, b"done")
 
@@ -205,7 +192,7 @@ def test_a_caller_with_an_old_fence_changes_nothing(life: list[Act]) -> None:
             assert turn.before.state.lease.expires_at <= turn.now
             assert isinstance(turn.change.after.state, Lost | Ended)
         else:
-            assert turn.owner == owner(turn.before)
+            assert turn.owner == owner_of(turn.before)
             assert turn.before.state.lease.expires_at > turn.now
 
 

@@ -17,19 +17,8 @@ from flowfabric.core.flow import children
 from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 from flowfabric.core.wait.model import Pending, Waits
 from tests.kit.lab import TTL
-from tests.kit.walk import (
-    NOW,
-    OPERATOR,
-    POLICY,
-    Act,
-    Book,
-    after,
-    fresh,
-    lives,
-    owner,
-    play,
-    running,
-)
+from tests.kit.snapshots import NOW, OPERATOR, after, fresh, owner_of
+from tests.kit.walk import POLICY, Act, Book, lives, play, running
 
 EXPIRY = Millis(NOW + TTL)
 
@@ -50,7 +39,7 @@ def test_folding_changes_writes_what_one_after_the_other_writes(life: list[Act])
 
 def test_folding_with_an_answer_that_writes_nothing_keeps_the_write() -> None:
     held = running()
-    write = attempt.complete(held, NOW, owner(held))
+    write = attempt.complete(held, NOW, owner_of(held))
     answer: Change[object] = unchanged("told")
     assert fold(write, answer) == Change("told", write.before, write.after, write.events)
     assert fold(answer, write) == write
@@ -60,7 +49,7 @@ def test_folding_with_an_answer_that_writes_nothing_keeps_the_write() -> None:
 def test_a_refusal_is_written_and_told_as_an_error() -> None:
     """G5"""
     held = running()
-    write = attempt.hand_back(held, NOW, owner(held))
+    write = attempt.hand_back(held, NOW, owner_of(held))
     error = LeaseExpired()
     change = refused(write, error)
     assert change.outcome is error
@@ -74,9 +63,9 @@ PLAIN = Flags.FLOW | Flags.LIMITS | Flags.BUDGETS | Flags.SUSPECT | Flags.WAITPO
 @pytest.mark.parametrize("flag", [flag for flag in Flags if flag and flag not in PLAIN])
 def test_an_ending_of_what_owns_more_is_not_plain(flag: Flags) -> None:
     held = running()
-    assert attempt.complete(held, NOW, owner(held)).plain_end
+    assert attempt.complete(held, NOW, owner_of(held)).plain_end
     rich = held.to(held.state, flags=flag)
-    assert not attempt.complete(rich, NOW, owner(rich)).plain_end
+    assert not attempt.complete(rich, NOW, owner_of(rich)).plain_end
 
 
 SOME = UUID(int=7)
@@ -88,7 +77,7 @@ def test_the_end_of_one_with_waitpoints_is_plain_unless_one_of_them_runs_out() -
     for expires_at, plain in ((None, True), (Millis(NOW + 1), False)):
         waits = Waits(pending=(Pending(SOME, "wp", expires_at, attempt=0),), signals=1)
         waiting = held.to(held.state, flags=Flags.WAITPOINTS, life=replace(held.life, waits=waits))
-        change = attempt.complete(waiting, NOW, owner(waiting))
+        change = attempt.complete(waiting, NOW, owner_of(waiting))
         assert change.plain_end is plain
         assert not (after(change).life.waits or Waits()).pending, "it closes either way"
 
@@ -97,7 +86,7 @@ def test_the_end_of_a_member_is_plain_and_owes_its_flow() -> None:
     held = running()
     flow = replace(held.execution, flow=SOME)
     member = replace(held, execution=flow).to(held.state, flags=Flags.FLOW)
-    change = attempt.complete(member, NOW, owner(member))
+    change = attempt.complete(member, NOW, owner_of(member))
     assert change.plain_end
     assert [entry.flow for entry in change.outbox] == [SOME]
 
@@ -109,8 +98,10 @@ def test_an_end_without_success_is_plain_and_owes_the_flows_that_were_started() 
     """I-19: also where it is folded with the replay that follows"""
     held = running()
     parent = held.to(held.state, life=replace(held.life, flows=(CHILD,)))
-    assert attempt.complete(parent, NOW, owner(parent)).outbox == ()
-    failed = attempt.fail(parent, NOW, owner(parent), Failure("no", "permanent"), JitterSource(0.0))
+    assert attempt.complete(parent, NOW, owner_of(parent)).outbox == ()
+    failed = attempt.fail(
+        parent, NOW, owner_of(parent), Failure("no", "permanent"), JitterSource(0.0)
+    )
     assert failed.plain_end
     assert failed.after is not None
     owed = OutboxEntry(CHILD, held.execution.uuid, failed.after.head.version, OutboxKind.ORPHANED)
@@ -132,11 +123,11 @@ def test_an_end_without_success_is_plain_and_owes_the_flows_that_were_started() 
 def test_only_an_ending_by_its_owner_that_writes_nothing_else_is_plain() -> None:
     held = running()
     step = Step(0, 0, "sleep", 0, b"")
-    end = attempt.complete(held, NOW, owner(held))
+    end = attempt.complete(held, NOW, owner_of(held))
     assert not Change(end.outcome, end.before, end.after, steps=(step,)).plain_end
     assert not Change(end.outcome, None, end.after).plain_end
     assert not unchanged("told").plain_end
-    assert not attempt.hand_back(held, NOW, owner(held)).plain_end
+    assert not attempt.hand_back(held, NOW, owner_of(held)).plain_end
     assert not operator.cancel(fresh(), NOW, OPERATOR, "enough").plain_end
 
 
@@ -144,7 +135,7 @@ def test_a_refusal_is_never_a_plain_ending() -> None:
     """A claim whose lease was renewed looks expired to its holder; over its cap, that would be an
     ending."""
     held = running(policy={"max_reclaim_count": 0})
-    late = attempt.complete(held, EXPIRY, owner(held))
+    late = attempt.complete(held, EXPIRY, owner_of(held))
     assert isinstance(late.outcome, LeaseExpired)
     assert after(late).state != held.state
     assert not late.plain_end
@@ -153,6 +144,6 @@ def test_a_refusal_is_never_a_plain_ending() -> None:
 def test_a_deadline_stands_until_the_end() -> None:
     deadline = Millis(NOW + 5000)
     held = running(deadline_at=deadline)
-    assert attempt.hand_back(held, NOW, owner(held)).alarm == deadline
-    assert attempt.complete(held, NOW, owner(held)).alarm is None
+    assert attempt.hand_back(held, NOW, owner_of(held)).alarm == deadline
+    assert attempt.complete(held, NOW, owner_of(held)).alarm is None
     assert Change(NotFound("execution")).alarm is None

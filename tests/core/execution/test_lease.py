@@ -41,7 +41,8 @@ from flowfabric.core.execution.model import (
 )
 from flowfabric.core.execution.policy import DEFAULT_RECLAIM_CAP
 from tests.kit.lab import TTL, W1, W2
-from tests.kit.walk import NOW, OPERATOR, POLICY, after, fresh, lease_in, owner, running
+from tests.kit.snapshots import NOW, OPERATOR, after, fresh, lease_of, owner_of
+from tests.kit.walk import POLICY, running
 
 MEMBERS: dict[str, Any] = {"lease_id": UUID(int=1), "epoch": 1, "attempt_id": UUID(int=2)}
 EXPIRY = Millis(NOW + TTL)
@@ -51,7 +52,7 @@ spans = st.integers(1, lease.MAX_TTL).map(Millis)
 
 def lost(*, revoked: bool = False, **members: Any) -> Snapshot:
     held = running(**members)
-    return after(lease.lose(held, NOW, lease_in(held), revoked=revoked, reason="enough"))
+    return after(lease.lose(held, NOW, lease_of(held), revoked=revoked, reason="enough"))
 
 
 # -- the fence
@@ -83,8 +84,8 @@ def test_only_an_operator_may_come_without_a_fence(source: str) -> None:
 
 def test_a_fence_names_the_lease_the_epoch_and_the_attempt() -> None:
     held = running()
-    fence = lease.fence_of(held, lease_in(held))
-    assert fence == Fence(lease_in(held).id, 1, derive_attempt_id(held.execution.uuid, 0))
+    fence = lease.fence_of(held, lease_of(held))
+    assert fence == Fence(lease_of(held).id, 1, derive_attempt_id(held.execution.uuid, 0))
     assert Owner.of(fence).fence == fence
 
 
@@ -93,8 +94,8 @@ def test_a_fence_names_the_lease_the_epoch_and_the_attempt() -> None:
 
 def test_the_owner_passes_the_gate_with_its_lease() -> None:
     held = running()
-    assert lease.enter(held, Millis(EXPIRY - 1), owner(held)) == lease_in(held)
-    assert lease.enter(held, Millis(EXPIRY - 1), OPERATOR) == lease_in(held)
+    assert lease.enter(held, Millis(EXPIRY - 1), owner_of(held)) == lease_of(held)
+    assert lease.enter(held, Millis(EXPIRY - 1), OPERATOR) == lease_of(held)
 
 
 @given(st.sampled_from(["lease_id", "epoch", "attempt_id"]), st.integers(2, 2**62))
@@ -103,14 +104,14 @@ def test_any_other_fence_is_stale(member: str, value: int) -> None:
     held = running()
     wrong = value if member == "epoch" else UUID(int=value)
     with pytest.raises(StaleLease):
-        lease.enter(held, NOW, replace(owner(held), **{member: wrong}))
+        lease.enter(held, NOW, replace(owner_of(held), **{member: wrong}))
 
 
 @given(st.integers(0, 10**9), st.booleans())
 def test_a_lease_found_expired_is_marked_and_refused(late: int, own: bool) -> None:
     """G5: before the fence is compared"""
     held = running()
-    who = owner(held) if own else replace(owner(held), epoch=9)
+    who = owner_of(held) if own else replace(owner_of(held), epoch=9)
     now = Millis(EXPIRY + late)
     refusal = lease.enter(held, now, who)
     assert isinstance(refusal, Change)
@@ -162,15 +163,15 @@ def test_a_renewal_never_shortens_and_never_raises_the_epoch(
     taking = Taking(UUID(int=1), W1, first)
     held = after(lease.take(fresh(), NOW, Next(Start.INITIAL, 0), taking))
     now = Millis(NOW + pause)
-    change = lease.renew(held, now, owner(held), ttl)
+    change = lease.renew(held, now, owner_of(held), ttl)
     if pause >= first:
         assert isinstance(change.outcome, LeaseExpired)
         return
     expires_at = Millis(max(NOW + first, now + ttl))
     assert change.outcome == Renewed(expires_at, 1)
-    renewed = lease_in(after(change))
+    renewed = lease_of(after(change))
     assert (renewed.expires_at, renewed.renewed_at) == (expires_at, now)
-    assert replace(renewed, expires_at=NOW + first, renewed_at=None) == lease_in(held)
+    assert replace(renewed, expires_at=NOW + first, renewed_at=None) == lease_of(held)
 
 
 def test_a_renewal_needs_a_fence() -> None:
@@ -192,7 +193,7 @@ def test_a_loss_is_counted_and_never_ends_the_execution(
     """§3.11, §3.20: the one over the cap is marked for the claim that comes across it"""
     held = running(policy={} if cap == DEFAULT_RECLAIM_CAP else {"max_reclaim_count": cap})
     held = replace(held, head=replace(held.head, life=Life(losses=losses)))
-    change = lease.lose(held, NOW, lease_in(held), revoked=revoked, reason="enough")
+    change = lease.lose(held, NOW, lease_of(held), revoked=revoked, reason="enough")
     state = after(change).state
     assert after(change).life.losses == losses + 1
     [event] = change.events
@@ -208,20 +209,20 @@ def test_a_cap_that_was_set_counts_revoked_leases(cap: int) -> None:
     """§3.11, D-8: also one that is as high as the default."""
     held = running(policy={"max_reclaim_count": cap})
     held = replace(held, head=replace(held.head, life=Life(losses=cap)))
-    change = lease.lose(held, NOW, lease_in(held), revoked=True, reason="enough")
+    change = lease.lose(held, NOW, lease_of(held), revoked=True, reason="enough")
     assert after(change).head.flags & Flags.SPENT
 
 
 def test_a_loss_keeps_what_the_next_attempt_must_know() -> None:
     held = running(policy=POLICY)
-    change = lease.lose(held, EXPIRY, lease_in(held), revoked=False, grace=Millis(500))
+    change = lease.lose(held, EXPIRY, lease_of(held), revoked=False, grace=Millis(500))
     assert after(change).state == Lost(
         False, Next(Start.RECLAIM, 1, Millis(50_000)), Hold(Millis(EXPIRY + 500))
     )
     assert after(change).life.lapsed == LostLease(
         index=0,
         type=Start.INITIAL,
-        lease_id=lease_in(held).id,
+        lease_id=lease_of(held).id,
         epoch=1,
         worker=W1,
         started_at=NOW,
@@ -287,7 +288,7 @@ def test_a_lease_is_taken_for_what_comes_next(
     before = fresh()
     taking = Taking(UUID(int=7), W2, ttl)
     change = lease.take(before, NOW, Next(start, attempt, timeout), taking)
-    held = lease_in(after(change))
+    held = lease_of(after(change))
     assert change.outcome is change.after
     assert after(change).head == replace(before.head, version=2, epoch=1)
     assert (held.id, held.worker, held.attempt, held.start) == (taking.lease_id, W2, attempt, start)

@@ -63,10 +63,10 @@ from tests.kit.snapshots import (
     check_ending,
     completed,
     fresh,
-    lease_in,
+    lease_of,
     living,
     lost,
-    owner,
+    owner_of,
     running,
     suspended,
     told,
@@ -146,7 +146,7 @@ def test_what_does_not_exist_cannot_be_steered() -> None:
 def test_an_owner_cancels_with_its_whole_fence_and_nothing_less() -> None:
     """E-T169: the fence first, then the revocation, then the comparison."""
     held = running()
-    fence = fence_of(held, lease_in(held))
+    fence = fence_of(held, lease_of(held))
     with pytest.raises(FenceRequired):
         operator.cancel(held, NOW, HOLDER, "r")
     with pytest.raises(FenceRequired):
@@ -166,7 +166,7 @@ def test_an_owner_cancels_with_its_whole_fence_and_nothing_less() -> None:
 def test_an_owner_whose_lease_is_gone_cannot_cancel() -> None:
     """Being lost is still being active: without a fence nothing, with one too late."""
     held = running()
-    fence = owner(held)
+    fence = owner_of(held)
     for gone in (lost(revoked=False), lost(revoked=True)):
         with pytest.raises(FenceRequired):
             operator.cancel(gone, NOW, HOLDER, "r")
@@ -189,17 +189,17 @@ def test_without_an_owner_only_an_old_fence_is_refused(name: str) -> None:
 def test_a_worker_cancels_through_the_gate_of_every_owner() -> None:
     """§3.18: an expired lease is marked as lost although the caller gets an error."""
     held = running()
-    change = operator.cancel_owned(held, NOW, owner(held), "mine")
+    change = operator.cancel_owned(held, NOW, owner_of(held), "mine")
     end = check_ending(change, Outcome.CANCELLED)
     assert end.life.cancelled_by == "lease_holder"
-    repeated = operator.cancel_owned(end, NOW, owner(held), "mine")
+    repeated = operator.cancel_owned(end, NOW, owner_of(held), "mine")
     assert repeated.after is None
     assert repeated.outcome == Cancelled(held.execution.id)
-    late = operator.cancel_owned(held, Millis(NOW + TTL), owner(held), "late")
+    late = operator.cancel_owned(held, Millis(NOW + TTL), owner_of(held), "late")
     assert isinstance(late.outcome, LeaseExpired)
     assert isinstance(after(late).state, Lost)
     with pytest.raises(NotActive):
-        operator.cancel_owned(completed(), NOW, owner(held), "late")
+        operator.cancel_owned(completed(), NOW, owner_of(held), "late")
     with pytest.raises(FenceRequired):
         operator.cancel_owned(held, NOW, HOLDER, "r")
 
@@ -320,7 +320,7 @@ def test_a_grace_period_keeps_a_lost_execution_from_every_worker() -> None:
 def test_a_delay_that_has_passed_asks_the_other_gates_again() -> None:
     """A block is stronger than a delay, and neither is forgotten."""
     held = running()
-    delayed = after(attempt.delay(held, NOW, owner(held), LATER))
+    delayed = after(attempt.delay(held, NOW, owner_of(held), LATER))
     stuck = delayed.to(delayed.state, life=_blocked(delayed))
     freed = after(operator.due(stuck, LATER, 0.0, NO_TIME, UUID(int=7)))
     assert vector(freed).blocking == "waiting_for_quota"
@@ -340,7 +340,7 @@ _Act = Callable[[Snapshot, Millis], Change[Any]]
 def _own(rule: Callable[[Snapshot, Millis, Owner], Change[Any]]) -> _Act:
     def act(snapshot: Snapshot, now: Millis) -> Change[Any]:
         held = isinstance(snapshot.state, Active)
-        return rule(snapshot, now, owner(snapshot) if held else Owner(LEASE, 0, LEASE))
+        return rule(snapshot, now, owner_of(snapshot) if held else Owner(LEASE, 0, LEASE))
 
     return act
 

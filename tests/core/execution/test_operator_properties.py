@@ -40,9 +40,9 @@ from tests.kit.snapshots import (
     after,
     completed,
     fresh,
-    lease_in,
+    lease_of,
     lost,
-    owner,
+    owner_of,
     running,
     suspended,
     told,
@@ -153,15 +153,15 @@ def test_a_replay_starts_as_long_an_attempt_as_the_first_was() -> None:
     policy = {"timeout_policy": {"attempt_timeout_ms": 500}}
     again = after(operator.replay(completed(policy=policy), LATER))
     held = running(again, LATER)
-    assert (lease_in(held).attempt, lease_in(held).start) == (1, Start.REPLAY)
-    assert lease_in(held).times_out_at == LATER + 500
+    assert (lease_of(held).attempt, lease_of(held).start) == (1, Start.REPLAY)
+    assert lease_of(held).times_out_at == LATER + 500
 
 
 def test_a_lost_attempt_ends_at_the_same_moment_however_late_one_looks() -> None:
     """The reclaim ended it: before, while and after its replacement runs."""
     held = running(lost(revoked=False), Millis(NOW + 50))
     seen = [inline_attempts(held)[0]]
-    done = after(attempt.complete(held, Millis(NOW + 90), owner(held)))
+    done = after(attempt.complete(held, Millis(NOW + 90), owner_of(held)))
     seen.append(inline_attempts(done)[0])
     seen.append(operator.replay(done, LATER).attempts[0])
     assert [record.outcome for record in seen] == [AttemptOutcome.RECLAIMED] * 3
@@ -245,7 +245,7 @@ def test_a_resumed_execution_goes_on_with_its_attempt() -> None:
     assert vector(after(later)).blocking == "waiting_for_resume_delay"
     assert blocking_detail(after(later)) == f"resume delayed until {LATER}"
     held = running(after(change), LATER)
-    assert (lease_in(held).attempt, held.head.epoch) == (0, 2)
+    assert (lease_of(held).attempt, held.head.epoch) == (0, 2)
 
 
 @pytest.mark.parametrize(

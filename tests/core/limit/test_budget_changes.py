@@ -9,6 +9,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.budget import MAX_AMOUNT, MAX_DEPTH, Budget, Limit, OnHard
 from flowfabric.core.limit.budget_changes import create, define, grant, remove, reset, turn_over
 from flowfabric.core.limit.spend import BudgetLedger, Created, Known, Reset
+from tests.kit.shelf import ledger_of
 
 NOW = Millis(1_000_000)
 
@@ -16,10 +17,6 @@ NOW = Millis(1_000_000)
 def soft(**members: Any) -> Budget:
     given = {"name": "team", "limits": {"tokens": Limit(soft=5, hard=50)}, **members}
     return Budget(**given)
-
-
-def with_budgets(*budgets: Budget) -> BudgetLedger:
-    return BudgetLedger(budgets={budget.name: budget for budget in budgets})
 
 
 def test_what_is_there_is_not_made_again() -> None:
@@ -34,7 +31,7 @@ def test_what_is_there_is_not_made_again() -> None:
 def test_a_new_definition_keeps_what_was_spent() -> None:
     """C-T93, F-39"""
     old = soft(used={"tokens": 3}, granted={"tokens": 1}, breaches=2, period=4, version=7)
-    ledger = with_budgets(old)
+    ledger = ledger_of(old)
     other = soft(limits={"cost": Limit(hard=1)}, on_hard=OnHard.WARN, used={"tokens": 99}, period=9)
     assert define(ledger, other, NOW) == Known("team")
     after = ledger.budgets["team"]
@@ -51,7 +48,7 @@ def test_a_new_definition_keeps_what_was_spent() -> None:
 
 def test_resets_start_over_only_when_their_times_change() -> None:
     """F-41"""
-    ledger = with_budgets(soft(every=Millis(5000), next_reset_at=Millis(NOW + 100)))
+    ledger = ledger_of(soft(every=Millis(5000), next_reset_at=Millis(NOW + 100)))
     define(ledger, soft(every=Millis(5000), on_hard=OnHard.WARN), NOW)
     assert ledger.budgets["team"].next_reset_at == NOW + 100
     define(ledger, soft(every=Millis(6000)), NOW)
@@ -61,7 +58,7 @@ def test_resets_start_over_only_when_their_times_change() -> None:
 
 
 def test_the_parent_is_chosen_once() -> None:
-    ledger = with_budgets(Budget(name="org"), soft())
+    ledger = ledger_of(Budget(name="org"), soft())
     with pytest.raises(Invalid, match="another parent"):
         define(ledger, soft(parent="org"), NOW)
     with pytest.raises(NotFound, match="nowhere"):
@@ -95,7 +92,7 @@ def test_one_that_others_are_part_of_stays() -> None:
 
 
 def test_a_new_part_changes_the_whole_so_that_it_cannot_be_deleted_meanwhile() -> None:
-    ledger = with_budgets(Budget(name="org", version=3))
+    ledger = ledger_of(Budget(name="org", version=3))
     create(ledger, Budget(name="a", parent="org"), NOW)
     assert ledger.changed == {"a": 0, "org": 3}
 
@@ -103,7 +100,7 @@ def test_a_new_part_changes_the_whole_so_that_it_cannot_be_deleted_meanwhile() -
 def test_a_reset_begins_a_new_period() -> None:
     """C-T84: usage is gone, counters stay, what is set aside stays set aside, the next reset is a
     whole interval away"""
-    ledger = with_budgets(
+    ledger = ledger_of(
         soft(
             used={"tokens": 9},
             reserved={"tokens": 2},
@@ -131,7 +128,7 @@ def test_a_reset_begins_a_new_period() -> None:
 
 def test_a_stale_timer_resets_nothing() -> None:
     """C-T86"""
-    ledger = with_budgets(soft(used={"tokens": 9}, every=Millis(5000), next_reset_at=NOW))
+    ledger = ledger_of(soft(used={"tokens": 9}, every=Millis(5000), next_reset_at=NOW))
     turn_over(ledger, Millis(NOW - 1))
     assert ledger.empty
     for _ in range(2):
@@ -139,13 +136,13 @@ def test_a_stale_timer_resets_nothing() -> None:
         team = ledger.budgets["team"]
         assert (team.used, team.resets, team.period) == ({}, 1, 1)
         assert (team.reset_at, team.next_reset_at) == (NOW, NOW + 5000)
-    plain = with_budgets(soft(used={"tokens": 9}))
+    plain = ledger_of(soft(used={"tokens": 9}))
     turn_over(plain, NOW)
     assert plain.empty
 
 
 def test_by_cron_a_period_begins_at_the_moment_that_was_due() -> None:
-    ledger = with_budgets(soft(used={"tokens": 9}, cron="0 * * * *", next_reset_at=NOW))
+    ledger = ledger_of(soft(used={"tokens": 9}, cron="0 * * * *", next_reset_at=NOW))
     turn_over(ledger, Millis(NOW + 3))
     team = ledger.budgets["team"]
     assert (team.used, team.reset_at) == ({}, NOW)
@@ -154,7 +151,7 @@ def test_by_cron_a_period_begins_at_the_moment_that_was_due() -> None:
 
 
 def test_a_grant_raises_the_soft_limit_until_the_next_reset() -> None:
-    ledger = with_budgets(soft())
+    ledger = ledger_of(soft())
     assert grant(ledger, "team", "tokens", 5, NOW, "one") == 10
     assert grant(ledger, "team", "tokens", 5, NOW, "one") == 10
     assert grant(ledger, "team", "tokens", 5, NOW, "two") == 15
@@ -167,7 +164,7 @@ def test_a_grant_raises_the_soft_limit_until_the_next_reset() -> None:
 
 
 def test_grants_have_a_bound() -> None:
-    ledger = with_budgets(soft())
+    ledger = ledger_of(soft())
     grant(ledger, "team", "tokens", MAX_AMOUNT, NOW, "one")
     with pytest.raises(Invalid, match="that many"):
         grant(ledger, "team", "tokens", 1, NOW, "two")

@@ -26,7 +26,7 @@ from flowfabric.core.limit.spend import (
     settle,
     spend,
 )
-from tests.kit.shelf import Shelf
+from tests.kit.shelf import Shelf, ledger_of, used
 
 NOW = Millis(1_000_000)
 X, Y = UUID(int=1), UUID(int=2)
@@ -36,22 +36,14 @@ def asked(*names: str, execution: UUID | None = X, key: str | None = None, **n: 
     return Expense(names or ("team",), n, execution, key=key)
 
 
-def books_of(*budgets: Budget) -> BudgetLedger:
-    return BudgetLedger(budgets={budget.name: budget for budget in budgets})
-
-
 def team(hard: int | None = 10, **members: Any) -> Budget:
     given = {"name": "team", "limits": {"tokens": Limit(hard=hard)}, **members}
     return Budget(**given)
 
 
-def used(ledger: BudgetLedger) -> dict[str, dict[str, int]]:
-    return {name: budget.used for name, budget in ledger.budgets.items()}
-
-
 def test_a_limit_can_be_spent_exactly_and_not_passed() -> None:
     """C-T80, C-T85, F-39"""
-    ledger = books_of(team(10))
+    ledger = ledger_of(team(10))
     assert spend(ledger, asked(tokens=10), NOW) == Spent()
     assert spend(ledger, asked(tokens=1), NOW) == HardBreach("team", "tokens", 10, 10)
     assert spend(ledger, asked(tokens=0), NOW) == Spent()
@@ -62,7 +54,7 @@ def test_a_limit_can_be_spent_exactly_and_not_passed() -> None:
 
 def test_every_dimension_is_looked_at_before_any_is_counted() -> None:
     """C-T80, I-23: §2.2: and the first of the report is named"""
-    ledger = books_of(
+    ledger = ledger_of(
         Budget(name="org", limits={"a": Limit(hard=1)}),
         team(10, parent="org", limits={"c": Limit(hard=1), "b": Limit(hard=1)}),
     )
@@ -78,7 +70,7 @@ def test_every_dimension_is_looked_at_before_any_is_counted() -> None:
 def test_a_soft_limit_keeps_what_was_spent_and_counts_one_breach_a_report() -> None:
     """C-T80, C-T81"""
     limits = {"a": Limit(soft=1, more=4), "b": Limit(soft=1)}
-    ledger = books_of(team(limits=limits, on_soft=OnSoft.APPROVE))
+    ledger = ledger_of(team(limits=limits, on_soft=OnSoft.APPROVE))
     assert spend(ledger, asked(a=1, b=1), NOW) == Spent()
     breach = SoftBreach("team", "a", 2, 1, OnSoft.APPROVE, 4)
     assert spend(ledger, asked(a=1, b=1), NOW) == breach
@@ -88,14 +80,14 @@ def test_a_soft_limit_keeps_what_was_spent_and_counts_one_breach_a_report() -> N
 
 
 def test_a_limit_that_is_advice_is_counted_and_told() -> None:
-    ledger = books_of(team(10, on_hard=OnHard.WARN))
+    ledger = ledger_of(team(10, on_hard=OnHard.WARN))
     assert spend(ledger, asked(tokens=11), NOW) == SoftBreach("team", "tokens", 11, 10)
     assert isinstance(reserve(ledger, asked(tokens=11), X, 1, NOW), Reserved)
 
 
 def test_a_key_counts_once_on_each_budget_until_it_is_forgotten() -> None:
     """C-T82, C-T88, I-24, F-36, Q-5: a refusal is not remembered"""
-    ledger = books_of(team(10, limits={"tokens": Limit(hard=10, soft=3)}), Budget(name="other"))
+    ledger = ledger_of(team(10, limits={"tokens": Limit(hard=10, soft=3)}), Budget(name="other"))
     assert isinstance(spend(ledger, asked(tokens=11, key="k"), NOW), HardBreach)
     first = spend(ledger, asked(tokens=4, key="k"), NOW)
     assert first == SoftBreach("team", "tokens", 4, 3)
@@ -110,7 +102,7 @@ def test_a_key_counts_once_on_each_budget_until_it_is_forgotten() -> None:
 
 def test_an_unknown_budget_counts_nothing_anywhere() -> None:
     """F-39"""
-    ledger = books_of(team())
+    ledger = ledger_of(team())
     for rule in (
         lambda: spend(ledger, asked("team", "nowhere", tokens=1), NOW),
         lambda: reserve(ledger, asked("team", "nowhere", tokens=1), X, 1, NOW),
@@ -123,7 +115,7 @@ def test_an_unknown_budget_counts_nothing_anywhere() -> None:
 
 
 def test_a_deleted_budget_that_no_run_names_limits_nothing() -> None:
-    ledger = books_of(team())
+    ledger = ledger_of(team())
     given = Expense(("team", "gone"), {"tokens": 1}, X, key="k", attached=True)
     assert spend(ledger, given, NOW) == Spent()
     assert used(ledger) == {"team": {"tokens": 1}}
@@ -132,7 +124,7 @@ def test_a_deleted_budget_that_no_run_names_limits_nothing() -> None:
 
 def test_what_was_spent_before_a_reset_is_never_taken_back() -> None:
     """F-38: neither of the budget that was reset, nor of those it is part of"""
-    ledger = books_of(Budget(name="org"), team(None, parent="org"))
+    ledger = ledger_of(Budget(name="org"), team(None, parent="org"))
     spend(ledger, asked(tokens=5), NOW)
     budget_changes.reset(ledger, "team", NOW)
     spend(ledger, asked(tokens=3, execution=Y), NOW)
@@ -146,7 +138,7 @@ def test_what_was_spent_before_a_reset_is_never_taken_back() -> None:
 
 def test_what_was_spent_before_the_whole_was_reset_is_not_taken_back_from_it() -> None:
     """F-38: one level up"""
-    ledger = books_of(Budget(name="org"), team(None, parent="org"))
+    ledger = ledger_of(Budget(name="org"), team(None, parent="org"))
     spend(ledger, asked(tokens=5), NOW)
     budget_changes.reset(ledger, "org", NOW)
     spend(ledger, asked("org", tokens=9, execution=Y), NOW)
@@ -157,7 +149,7 @@ def test_what_was_spent_before_the_whole_was_reset_is_not_taken_back_from_it() -
 
 def test_settling_more_leaves_what_others_have_set_aside() -> None:
     """F-42, I-23"""
-    ledger = books_of(team(10))
+    ledger = ledger_of(team(10))
     reserve(ledger, asked(tokens=2), X, 1, NOW)
     reserve(ledger, asked(tokens=5, execution=Y), Y, 1, NOW)
     answer = settle(ledger, asked(tokens=9, key="k"), X, NOW)
@@ -167,7 +159,7 @@ def test_settling_more_leaves_what_others_have_set_aside() -> None:
 
 def test_settling_counts_in_place_of_what_was_set_aside() -> None:
     """F-42: less, as much, more"""
-    ledger = books_of(team(10))
+    ledger = ledger_of(team(10))
     for actual in (1, 3, 6):
         reserve(ledger, asked(tokens=3), X, 1, NOW)
         assert settle(ledger, asked(tokens=actual, key=f"{actual}"), X, NOW) == Spent()
@@ -177,7 +169,7 @@ def test_settling_counts_in_place_of_what_was_set_aside() -> None:
 
 def test_what_does_not_fit_any_more_is_kept_apart() -> None:
     """F-42, I-23: consumed all the same, and the limit is not passed"""
-    ledger = books_of(team(10))
+    ledger = ledger_of(team(10))
     reserve(ledger, asked(tokens=3), X, 1, NOW)
     spend(ledger, asked(tokens=5, execution=Y), NOW)
     answer = settle(ledger, asked(tokens=9, key="k"), X, NOW)
@@ -189,7 +181,7 @@ def test_what_does_not_fit_any_more_is_kept_apart() -> None:
 
 
 def test_no_sum_grows_beyond_what_can_be_stored() -> None:
-    ledger = books_of(team(10), Budget(name="free"))
+    ledger = ledger_of(team(10), Budget(name="free"))
     for key in "abc":
         settle(ledger, asked(tokens=MAX_AMOUNT, key=key), X, NOW)
         settle(ledger, asked("free", tokens=MAX_AMOUNT, key=key), X, NOW)
@@ -201,7 +193,7 @@ def test_no_sum_grows_beyond_what_can_be_stored() -> None:
 
 def test_a_reservation_belongs_to_its_execution_and_its_lease() -> None:
     """F-42: under a new lease it is made anew, for the old one is about to be given back"""
-    ledger = books_of(team(10))
+    ledger = ledger_of(team(10))
     reserve(ledger, asked(tokens=6), X, 1, NOW)
     with pytest.raises(Invalid, match="another run"):
         reserve(ledger, asked(tokens=6, execution=Y), X, 1, NOW)
@@ -225,7 +217,7 @@ def test_what_is_made_again_and_dropped_in_one_batch_is_gone() -> None:
 
 
 def test_a_deleted_budget_gives_back_what_it_had_set_aside_above() -> None:
-    ledger = books_of(Budget(name="org"), team(10, parent="org"))
+    ledger = ledger_of(Budget(name="org"), team(10, parent="org"))
     ledger.budgets["org"] = replace(ledger.budgets["org"], parts=1)
     reserve(ledger, asked(tokens=6), X, 1, NOW)
     assert budget_changes.remove(ledger, "team")
@@ -235,7 +227,7 @@ def test_a_deleted_budget_gives_back_what_it_had_set_aside_above() -> None:
 
 
 def test_a_budget_created_again_owes_nothing_to_old_reservations() -> None:
-    ledger = books_of(team(10))
+    ledger = ledger_of(team(10))
     reserve(ledger, asked(tokens=6), X, 1, NOW)
     later = Millis(NOW + 1)
     ledger.budgets["team"] = team(10, created_at=later)
@@ -245,7 +237,7 @@ def test_a_budget_created_again_owes_nothing_to_old_reservations() -> None:
 
 
 def test_budgets_with_a_common_part_charge_it_once() -> None:
-    ledger = books_of(
+    ledger = ledger_of(
         Budget(name="org"), Budget(name="a", parent="org"), Budget(name="b", parent="org")
     )
     spend(ledger, asked("a", "b", tokens=2), NOW)

@@ -28,16 +28,12 @@ from flowfabric.core.limit.spend import (
     settle,
     spend,
 )
-from tests.kit.shelf import Shelf
+from tests.kit.shelf import Shelf, used
 
 NOW = Millis(1_000_000)
 X, Y = UUID(int=1), UUID(int=2)
 PARENTS: dict[str, str | None] = {"org": None, "team": "org", "side": "org", "run": "team"}
 DIMENSIONS = ("cost", "tokens")
-
-
-def used(ledger: BudgetLedger) -> dict[str, dict[str, int]]:
-    return {name: budget.used for name, budget in ledger.budgets.items()}
 
 
 class Item(Struct):

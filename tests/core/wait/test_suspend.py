@@ -66,7 +66,7 @@ from flowfabric.core.wait.suspend import (
 from flowfabric.core.wait.waitpoint import NewWaitpoint, create, describe, expire_pending
 from tests.kit.lab import TTL
 from tests.kit.situations import is_legal
-from tests.kit.snapshots import ALL, NOW, after, owner, running
+from tests.kit.snapshots import ALL, NOW, after, owner_of, running
 
 LATER = Millis(NOW + 1_000)
 WAITPOINT = UUID(int=7)
@@ -93,7 +93,7 @@ def request(*waits: Wait, **members: Any) -> Suspend:
 def suspending(
     held: Snapshot, wanted: Suspend, memory: Loaded | None = None, at: Millis = NOW
 ) -> Change[NowSuspended | AlreadyMet]:
-    return suspend(held, at, memory or nothing(), owner(held), wanted)
+    return suspend(held, at, memory or nothing(), owner_of(held), wanted)
 
 
 def waits_of(snapshot: Snapshot) -> Waits:
@@ -108,7 +108,7 @@ def asleep(*waits: Wait, **members: Any) -> Snapshot:
 def with_pending(**members: Any) -> tuple[Snapshot, Loaded]:
     held = running()
     new = NewWaitpoint(id=WAITPOINT, key="go", kid="k1", **members)
-    change = create(held, NOW, nothing(), owner(held), new)
+    change = create(held, NOW, nothing(), owner_of(held), new)
     return after(change), Loaded({WAITPOINT: change.waitpoints[0]}, {}, [])
 
 
@@ -165,7 +165,7 @@ def test_how_long_an_answer_is_remembered(timeout: Millis | None, until: int) ->
     assert record.stands(Millis(until - 1))
     assert not record.stands(Millis(until))
     known = Loaded({}, {record.key: record}, [])
-    again = suspend(after(change), NOW, known, owner(held), wanted)
+    again = suspend(after(change), NOW, known, owner_of(held), wanted)
     assert isinstance(again.outcome, NowSuspended)
     assert isinstance(change.outcome, NowSuspended)
     assert again.outcome.suspension == change.outcome.suspension
@@ -184,7 +184,7 @@ def test_a_mark_that_ran_out_is_as_good_as_none() -> None:
 
 def test_a_lease_that_ran_out_is_marked_and_refused() -> None:
     held = running()
-    change = suspend(held, Millis(NOW + TTL), nothing(), owner(held), request())
+    change = suspend(held, Millis(NOW + TTL), nothing(), owner_of(held), request())
     assert isinstance(change.outcome, LeaseExpired)
     assert [event.kind for event in change.events] == [EventKind.LEASE_EXPIRED]
     assert change.waitpoints == ()
@@ -204,7 +204,7 @@ def test_nothing_fresh_without_a_key() -> None:
 def test_a_missing_execution_cannot_be_suspended() -> None:
     held = running()
     with pytest.raises(NotFound):
-        suspend(None, NOW, nothing(), owner(held), request())
+        suspend(None, NOW, nothing(), owner_of(held), request())
 
 
 @pytest.mark.parametrize("state", [name for name in ALL if name != "running"])
@@ -212,7 +212,7 @@ def test_only_what_runs_can_be_suspended(state: str) -> None:
     """E-T214"""
     held = running()
     with pytest.raises(FlowFabricError):
-        suspend(ALL[state], NOW, nothing(), owner(held), request())
+        suspend(ALL[state], NOW, nothing(), owner_of(held), request())
 
 
 def test_a_timeout_may_be_a_little_late() -> None:

@@ -20,7 +20,7 @@ from flowfabric.core.execution.attempts import (
 from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.ending import event_of
 from flowfabric.core.execution.event import EventKind
-from flowfabric.core.execution.gate import admit
+from flowfabric.core.execution.gate import admit, gated
 from flowfabric.core.execution.lease import Owner, ended_by, enter, fence_of, lease_event, present
 from flowfabric.core.execution.model import (
     HANDED_BACK,
@@ -187,7 +187,7 @@ def retry_revoked(
     return Change(
         outcome=RetryScheduled(snapshot.execution.id, until, next.attempt),
         before=snapshot,
-        after=snapshot.to(admit(life, next, now, flags), life=life, flags=flags),
+        after=gated(snapshot, now, next, life, flags),
         events=(event_of(snapshot, now, EventKind.RETRY_SCHEDULED, detail),),
         attempts=(ended,),
     )
@@ -369,7 +369,7 @@ def _schedule_retry(
     return Change(
         outcome=RetryScheduled(snapshot.execution.id, until, next.attempt),
         before=snapshot,
-        after=snapshot.to(admit(life, next, now, snapshot.head.flags), life=life),
+        after=gated(snapshot, now, next, life),
         events=(
             lease_event(
                 snapshot,

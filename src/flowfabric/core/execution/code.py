@@ -24,7 +24,7 @@ from flowfabric.core.execution.attempt import give_up_lease, pause_attempt, repe
 from flowfabric.core.execution.attempts import closing_attempts
 from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.event import EventKind
-from flowfabric.core.execution.gate import admit
+from flowfabric.core.execution.gate import gated
 from flowfabric.core.execution.lease import Owner, enter, lease_event, present
 from flowfabric.core.execution.mismatch import MAX_TRIED, CodeBlock, Mismatch
 from flowfabric.core.execution.model import Gate, Snapshot, Waiting
@@ -106,7 +106,7 @@ def release_to_code(
     if code.until is not None and code.until > now:
         return unchanged(None)
     life = replace(snapshot.life, blocked=None, detail=None, touched_at=now)
-    after = snapshot.to(admit(life, state.next, now, snapshot.head.flags), life=life)
+    after = gated(snapshot, now, state.next, life)
     return Change(ReleasedToCode(snapshot.execution.id), snapshot, after)
 
 

@@ -19,6 +19,7 @@ from flowfabric.core.execution.model import (
     Life,
     Next,
     Ready,
+    Snapshot,
     Waiting,
 )
 from flowfabric.core.execution.status import Blocking
@@ -43,6 +44,15 @@ def admit(life: Life, next: Next, now: Millis, flags: Flags) -> Waiting | Ready:
     for gate in closed(life, now, flags):
         return Waiting(gate=gate, next=next, due_at=_due_at(gate, life, now))
     return Ready(next=next)
+
+
+def gated(
+    snapshot: Snapshot, now: Millis, next: Next, life: Life, flags: Flags | None = None
+) -> Snapshot:
+    """An execution that wants to run, with this life and these flags: at its first closed gate, or
+    ready."""
+    flags = snapshot.head.flags if flags is None else flags
+    return snapshot.to(admit(life, next, now, flags), life=life, flags=flags)
 
 
 def cause_of_block(life: Life) -> Blocking | None:

@@ -11,9 +11,9 @@ from flowfabric.core.base.errors import NotEligible
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change, unchanged
-from flowfabric.core.execution.gate import admit
-from flowfabric.core.execution.lease import not_active, present
-from flowfabric.core.execution.model import Ended, Gate, Life, Ready, Snapshot, Suspended, Waiting
+from flowfabric.core.execution.gate import gated
+from flowfabric.core.execution.lease import unended
+from flowfabric.core.execution.model import Gate, Life, Ready, Snapshot, Suspended, Waiting
 from flowfabric.core.execution.status import Blocking, PublicState, public_state
 
 HELD = str(Blocking.OPERATOR)
@@ -32,9 +32,7 @@ class Unheld(Struct, frozen=True):
 def hold(snapshot: Snapshot | None, now: Millis, detail: str | None = None) -> "Change[Held]":
     """Holds back an execution that is not running. Holding it again changes nothing. Refused if it
     is blocked for another reason, is running, or was lost while it ran."""
-    snapshot = present(snapshot)
-    if isinstance(snapshot.state, Ended):
-        raise not_active(snapshot)
+    snapshot = unended(snapshot)
     if snapshot.life.blocked == HELD:
         return unchanged(Held(snapshot.execution.id, public_state(snapshot)))
     if snapshot.life.blocked is not None:
@@ -46,9 +44,7 @@ def hold(snapshot: Snapshot | None, now: Millis, detail: str | None = None) -> "
 
 def unhold(snapshot: Snapshot | None, now: Millis) -> "Change[Unheld]":
     """Releases a held execution: it waits for its other gates, or is ready."""
-    snapshot = present(snapshot)
-    if isinstance(snapshot.state, Ended):
-        raise not_active(snapshot)
+    snapshot = unended(snapshot)
     if snapshot.life.blocked != HELD:
         raise NotEligible(f"{snapshot.run} is not held back")
     after = _moved(snapshot, now, replace(snapshot.life, blocked=None, detail=None))
@@ -63,6 +59,6 @@ def _moved(snapshot: Snapshot, now: Millis, life: Life) -> Snapshot:
         case Waiting(gate=Gate.UNSEALED) | Suspended():
             return snapshot.to(snapshot.state, life=life)
         case Waiting(next=next) | Ready(next=next):
-            return snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
+            return gated(snapshot, now, next, life)
         case _:
             raise NotEligible(f"{snapshot.run} has started; only a waiting run can be held back")

@@ -120,6 +120,13 @@ def present(snapshot: Snapshot | None, id: object = "") -> Snapshot:
     return snapshot
 
 
+def unended(snapshot: Snapshot | None) -> Snapshot:
+    snapshot = present(snapshot)
+    if isinstance(snapshot.state, Ended):
+        raise not_active(snapshot)
+    return snapshot
+
+
 def not_active(snapshot: Snapshot) -> NotActive:
     shape = vector(snapshot)
     return NotActive(
@@ -188,7 +195,7 @@ def renew_claimed(
     change = renew(snapshot, now, owner, ttl, record=False)
     if change.after is None or not isinstance(change.outcome, Renewed):
         return change  # refused, such as one that has expired
-    return replace(change, outcome=change.after)
+    return change.answering(change.after)
 
 
 def lose(

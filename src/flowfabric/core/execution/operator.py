@@ -24,7 +24,7 @@ from flowfabric.core.execution.change import Change, fold, unchanged
 from flowfabric.core.execution.cleanup import CleanedUp
 from flowfabric.core.execution.ending import end, event_of
 from flowfabric.core.execution.event import EventKind
-from flowfabric.core.execution.gate import DELAYS, LOOK_AGAIN, admit, cause_of_block
+from flowfabric.core.execution.gate import DELAYS, LOOK_AGAIN, cause_of_block, gated
 from flowfabric.core.execution.lease import (
     AlreadySatisfied,
     Owner,
@@ -35,6 +35,7 @@ from flowfabric.core.execution.lease import (
     not_active,
     present,
     required_fence,
+    unended,
     why_revoked,
 )
 from flowfabric.core.execution.model import (
@@ -257,7 +258,7 @@ def replay(snapshot: Snapshot | None, now: Millis) -> "Change[Replayed]":
     ended = check_replay(snapshot)
     next = Next(Start.REPLAY, snapshot.attempts_made, snapshot.execution.rules.attempt_timeout)
     life, flags = reborn(snapshot, now, ended)
-    after = snapshot.to(admit(life, next, now, flags), life=life, flags=flags)
+    after = gated(snapshot, now, next, life, flags)
     detail = {"branch": "normal", "groups_reset": 0}
     return Change(
         outcome=Replayed(snapshot.execution.id, vector(after).public),
@@ -285,15 +286,13 @@ def block(
 ) -> "Change[Blocked]":
     """Keeps an eligible execution from being claimed until it is unblocked. The sweep undoes
     a block that has a cause once the cause is gone."""
-    snapshot = present(snapshot)
-    if isinstance(snapshot.state, Ended):
-        raise not_active(snapshot)
+    snapshot = unended(snapshot)
     if not isinstance(snapshot.state, Ready):
         raise NotEligible(f"{snapshot.run} does not wait for a worker, so it cannot be blocked")
     if reason not in ADMISSION_BLOCKS:
         raise InvalidBlockingReason(reason)
     life = replace(snapshot.life, blocked=str(Blocking(reason)), detail=detail, touched_at=now)
-    after = snapshot.to(admit(life, snapshot.state.next, now, snapshot.head.flags), life=life)
+    after = gated(snapshot, now, snapshot.state.next, life)
     return Change(Blocked(snapshot.execution.id), snapshot, after)
 
 
@@ -319,7 +318,7 @@ def unblock(
     if expected is not None and expected != reason:
         raise NotEligible(f"{snapshot.run} is blocked for {reason}, not {expected}")
     life = replace(life, blocked=None, detail=None, code=None, touched_at=now)
-    after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
+    after = gated(snapshot, now, next, life)
     return Change(Unblocked(snapshot.execution.id), snapshot, after)
 
 
@@ -364,7 +363,7 @@ def _due(
             return expire_suspension(snapshot, now, signal_id)
         case Waiting(gate=gate, next=next, due_at=int() as at) if gate in DELAYS and at <= now:
             life = replace(snapshot.life, not_before=None, delay=None, touched_at=now)
-            after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
+            after = gated(snapshot, now, next, life)
             return Change(outcome=after, before=snapshot, after=after)
         case Waiting(gate=Gate.BLOCKED, due_at=int() as at) as state if (
             at <= now and cause_of_block(snapshot.life) is not None

@@ -24,7 +24,7 @@ from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.code import FOR_CODE
 from flowfabric.core.execution.ending import event_of
 from flowfabric.core.execution.event import EventKind
-from flowfabric.core.execution.gate import admit
+from flowfabric.core.execution.gate import gated
 from flowfabric.core.execution.lease import present
 from flowfabric.core.execution.model import Active, Gate, Snapshot, Waiting
 from flowfabric.core.execution.step import CarriedWait, Recorded, Step
@@ -249,6 +249,6 @@ def _rewritten(snapshot: Snapshot, now: Millis) -> Snapshot:
     match snapshot.state:
         case Waiting(gate=Gate.BLOCKED, next=next) if life.blocked == FOR_CODE:
             life = replace(life, blocked=None, detail=None, code=None)
-            return snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
+            return gated(snapshot, now, next, life)
         case _:
             return snapshot.to(snapshot.state, life=life)

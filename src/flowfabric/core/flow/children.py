@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change, unchanged
-from flowfabric.core.execution.lease import not_active, present
+from flowfabric.core.execution.lease import present, unended
 from flowfabric.core.execution.model import Ended, Snapshot
 
 MAX_AWAITING = 1_000
@@ -18,9 +18,7 @@ MAX_AWAITING = 1_000
 def start(snapshot: Snapshot | None, now: Millis, flow: UUID) -> Change[object]:
     """The run starts a flow; written together with the flow itself. One that has ended starts
     nothing: nothing would cancel the flow."""
-    snapshot = present(snapshot)
-    if isinstance(snapshot.state, Ended):
-        raise not_active(snapshot)
+    snapshot = unended(snapshot)
     life = replace(snapshot.life, flows=(*snapshot.life.flows, flow))
     return Change(None, snapshot, snapshot.to(snapshot.state, life=life))
 

@@ -17,7 +17,7 @@ from flowfabric.core.execution.attempts import inline_attempts
 from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.ending import event_of
 from flowfabric.core.execution.event import EventKind
-from flowfabric.core.execution.gate import admit
+from flowfabric.core.execution.gate import gated
 from flowfabric.core.execution.lease import present
 from flowfabric.core.execution.model import Ended, Next, Outcome, Snapshot, Start
 from flowfabric.core.execution.operator import Replayed, check_replay, reborn, replay
@@ -125,7 +125,7 @@ def _waiting_again(
     life, flags = reborn(snapshot, now, ended)
     life = replace(life, join=_remembering(join, edges, upstreams))
     next = Next(Start.REPLAY, snapshot.attempts_made, snapshot.execution.rules.attempt_timeout)
-    after = snapshot.to(admit(life, next, now, flags), life=life, flags=flags)
+    after = gated(snapshot, now, next, life, flags)
     skipped = ended.outcome is Outcome.SKIPPED
     detail = {"branch": "skipped_flow_member" if skipped else "normal", "groups_reset": 1}
     return Change(

@@ -8,7 +8,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.attempt import hand_back
 from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.event import EventKind
-from flowfabric.core.execution.gate import admit
+from flowfabric.core.execution.gate import gated
 from flowfabric.core.execution.lease import Owner, fence_of, lease_event
 from flowfabric.core.execution.model import (
     Active,
@@ -49,7 +49,7 @@ def turn_away(
         return unchanged(False)
     life = replace(snapshot.life, budget=why.budget, detail=str(why))
     next = Next(lease.start, lease.attempt, _span(lease))
-    after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
+    after = gated(snapshot, now, next, life)
     event = lease_event(snapshot, now, lease, EventKind.TURNED_AWAY, detail=str(why))
     return Change(True, snapshot, after, (event,))
 
@@ -62,7 +62,7 @@ def hold_back(snapshot: Snapshot | None, now: Millis, why: Exhausted) -> "Change
             if hold is not None and hold.alive(now):
                 return unchanged(False)
             life = replace(snapshot.life, budget=why.budget, detail=str(why), touched_at=now)
-            after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
+            after = gated(snapshot, now, next, life)
             return Change(True, snapshot, after)
         case _:
             return unchanged(False)
@@ -76,7 +76,7 @@ def take_back(snapshot: Snapshot | None, now: Millis, lease: Lease) -> "Change[b
     if lease.start not in STARTS:
         return hand_back(snapshot, now, Owner.of(fence_of(snapshot, lease))).answering(True)
     next = Next(lease.start, lease.attempt, _span(lease))
-    after = snapshot.to(admit(snapshot.life, next, now, snapshot.head.flags))
+    after = gated(snapshot, now, next, snapshot.life)
     return Change(
         True, snapshot, after, (lease_event(snapshot, now, lease, EventKind.HANDED_BACK),)
     )
@@ -87,7 +87,7 @@ def let_in(snapshot: Snapshot | None, now: Millis, budget: str) -> "Change[bool]
     match snapshot:
         case Snapshot(state=Waiting(gate=Gate.BUDGET, next=next)) if snapshot.life.budget == budget:
             life = replace(snapshot.life, budget=None, detail=None, touched_at=now)
-            after = snapshot.to(admit(life, next, now, snapshot.head.flags), life=life)
+            after = gated(snapshot, now, next, life)
             return Change(True, snapshot, after)
         case _:
             return unchanged(False)
@@ -100,7 +100,7 @@ def give_slot_back(snapshot: Snapshot | None, now: Millis) -> "Change[bool]":
         case Snapshot(state=Ready(next=next, hold=hold)) if snapshot.head.flags & Flags.LIMITS:
             if hold is not None and hold.alive(now):
                 return unchanged(False)
-            after = snapshot.to(admit(snapshot.life, next, now, snapshot.head.flags))
+            after = gated(snapshot, now, next, snapshot.life)
             return Change(True, snapshot, after)
         case _:
             return unchanged(False)

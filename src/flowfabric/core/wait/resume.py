@@ -19,7 +19,7 @@ from flowfabric.core.execution.attempts import SUSPENSION_TIMEOUT
 from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.ending import end, event_of
 from flowfabric.core.execution.event import EventKind
-from flowfabric.core.execution.gate import admit
+from flowfabric.core.execution.gate import gated
 from flowfabric.core.execution.lease import AlreadySatisfied, present
 from flowfabric.core.execution.model import (
     Failure,
@@ -115,7 +115,7 @@ def end_suspension(
         delay=Gate.RESUME_DELAY,
         waits=close_suspension(before, now, suspension, end),
     )
-    after = snapshot.to(admit(life, snapshot.state.next, now, snapshot.head.flags), life=life)
+    after = gated(snapshot, now, snapshot.state.next, life)
     return after, steps_of(suspension, now, end)
 
 

@@ -190,7 +190,7 @@ class Tokens(Service):
         found = await load_each(partial(self._context.store.records.get, TOKENS), wanted)
         for token in found.values():
             if isinstance(token, AccessToken):
-                self._know(token, began)
+                self._remember(token, began)
         return [found.get(name) for name in names]
 
     async def _change(
@@ -199,10 +199,10 @@ class Tokens(Service):
         began = monotonic()
         changed = await change(self._context.store, TOKENS, name, rule)
         if changed.after is not None:
-            self._know(changed.after, began)
+            self._remember(changed.after, began)
         return changed
 
-    def _know(self, token: AccessToken, read_at: float) -> None:
+    def _remember(self, token: AccessToken, read_at: float) -> None:
         known = self._known.get(token.name)
         if known is not None and known.token.version > token.version:
             return  # read before this process changed it

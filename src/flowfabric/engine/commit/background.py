@@ -2,17 +2,25 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
 from contextlib import suppress
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from flowfabric.core.base.errors import FlowFabricError
 from flowfabric.engine.access.actor import detached
 
 K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 Work = Callable[[], Awaitable[object]]
+
+
+def begun(work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+    """A task that its caller awaits later. If it never does, an error causes no warning."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
 
 
 class Background:

@@ -113,8 +113,7 @@ class Batcher(Generic[Item, Answer]):
                 await self._flush_one(batch)
                 self._flushed_at = monotonic()
                 self._took = self._flushed_at - began
-                if (seen := watching()) is not None:
-                    seen.flushed(self.name, len(batch), self._took)
+                watching().flushed(self.name, len(batch), self._took)
         except BaseException:  # the loop ends: what waits is not flushed any more
             _abandon(self._queue)
             self._queue.clear()

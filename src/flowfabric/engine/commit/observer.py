@@ -1,11 +1,11 @@
-"""What an engine does, for those who measure it. Costs one comparison where nothing is measured.
+"""What an engine does, for those who measure it. Costs one empty call where nothing is measured.
 
 There is one observer per process, as there is one set of metrics: batches, sweeps and heartbeats
 belong to the process, and all engines of it are measured together.
 """
 
 from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -14,12 +14,10 @@ from flowfabric.core.execution.model import Snapshot
 
 T = TypeVar("T")
 
-_UNWATCHED = nullcontext()
-
 
 class Observer:
-    """Is called after the fact, sometimes from other threads, and must not raise or wait. A
-    measurement overrides what it needs."""
+    """Is called after the fact, sometimes from other threads, and must not raise or wait. This one
+    measures nothing; a measurement overrides what it needs."""
 
     def flushed(self, batch: str, size: int, seconds: float) -> None:
         """So many calls of one kind have shared a write or read."""
@@ -70,26 +68,23 @@ class Observer:
 
 
 class _Current:
-    observer: Observer | None = None
+    observer = Observer()
 
 
-def watching() -> Observer | None:
-    """The observer of this process; None if nothing is measured."""
+def watching() -> Observer:
+    """The observer of this process."""
     return _Current.observer
 
 
-def watch(observer: Observer | None) -> None:
-    """From now on this observer is called; None ends it."""
+def watch(observer: Observer) -> None:
+    """From now on this observer is called."""
     _Current.observer = observer
 
 
 @contextmanager
 def followed(kind: str) -> Iterator[None]:
     """Something takes as long as the block runs, such as a client that follows a stream."""
-    seen = watching()
-    if seen is None:
-        yield
-        return
+    seen = watching()  # the same at the end, so that the two add up to zero
     seen.following(kind, 1)
     try:
         yield
@@ -97,28 +92,20 @@ def followed(kind: str) -> Iterator[None]:
         seen.following(kind, -1)
 
 
-def looking(*lanes: str) -> AbstractContextManager[None]:
-    """Looks for work in these lanes while the block runs, and says how long it took."""
-    seen = watching()
-    return _UNWATCHED if seen is None else _looking(seen, lanes)
-
-
 @contextmanager
-def _looking(seen: Observer, lanes: tuple[str, ...]) -> Iterator[None]:
+def looking(*lanes: str) -> Iterator[None]:
+    """Looks for work in these lanes while the block runs, and says how long it took."""
     began = monotonic()
     try:
         yield
     finally:
-        seen.looked(lanes, monotonic() - began)
+        watching().looked(lanes, monotonic() - began)
 
 
 async def timed(part: str, work: Awaitable[T]) -> T:
     """Does one part of the sweep and says how long it took."""
-    seen = watching()
-    if seen is None:
-        return await work
     began = monotonic()
     try:
         return await work
     finally:
-        seen.swept(part, monotonic() - began)
+        watching().swept(part, monotonic() - began)

@@ -116,8 +116,7 @@ class PostCommit:
     def created(self, snapshots: Iterable[Snapshot], full: Collection[int] = ()) -> None:
         """New runs; the lines of those in `full`, by the numbers of their ids, need no look."""
         found = tuple(snapshots)
-        if (seen := watching()) is not None:
-            seen.created(found)
+        watching().created(found)
         waiting = [each for each in found if not isinstance(each.state, Ready)]
         is_any_ready = len(waiting) < len(found)
         if full:
@@ -141,8 +140,7 @@ class PostCommit:
     ) -> None:
         """With `looks`, the runs that have ended have ended now, and not before a reply was lost
         (see `Commit.freed`)."""
-        if (seen := watching()) is not None:
-            seen.applied(changes)
+        watching().applied(changes)
         found = _Effects()
         for change in changes:
             found.add(change)

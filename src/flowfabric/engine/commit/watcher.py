@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from flowfabric.core.base.errors import Corruption, NotFound, Unavailable
 from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.pages import in_pages
 from flowfabric.core.execution.model import Ended, Snapshot
 from flowfabric.core.flow.model import Flow
 from flowfabric.engine.collector import rare_collections
@@ -228,7 +229,7 @@ class Watcher(Generic[T]):
             if found is None:
                 self._look_soon(uuid, whole=False)
             else:
-                self._tell(uuid, found)
+                self._answer(uuid, found)
 
     async def close(self) -> None:
         await self._background.cancel()
@@ -294,7 +295,7 @@ class Watcher(Generic[T]):
         awaited = list(self.waiting)
         if not everywhere:
             awaited = awaited[await self._look_at_oldest(awaited) :]
-        pages = [awaited[start : start + MAX_BATCH] for start in range(0, len(awaited), MAX_BATCH)]
+        pages = list(in_pages(awaited, MAX_BATCH))
         self._turn += 1
         for number, page in enumerate(pages):
             in_turn = number == self._turn % len(pages)
@@ -313,8 +314,7 @@ class Watcher(Generic[T]):
     async def _look_at(self, uuids: Sequence[UUID], *, whole: bool) -> bool:
         """Answers callers that wait for these; True if there was an answer for any of them."""
         answered = False
-        for start in range(0, len(uuids), MAX_BATCH):
-            page = uuids[start : start + MAX_BATCH]
+        for page in in_pages(uuids, MAX_BATCH):
             try:
                 answers = await self._awaited.look(page, whole=whole)
             except Exception as error:
@@ -324,10 +324,10 @@ class Watcher(Generic[T]):
                 if isinstance(answer, Corruption):
                     self._fail([uuid], answer)
                 else:
-                    answered = self._tell(uuid, answer) or answered
+                    answered = self._answer(uuid, answer) or answered
         return answered
 
-    def _tell(self, uuid: UUID, found: T | None) -> bool:
+    def _answer(self, uuid: UUID, found: T | None) -> bool:
         """Answers callers that need not wait any more; True if one got what it waited for."""
         answered = False
         for future, asked in self.waiting.get(uuid, {}).items():

@@ -130,6 +130,12 @@ class Claim(Struct, frozen=True, gc=False):
         return self.snapshot.attempt_id_of(self.lease.attempt)
 
     @property
+    def may_have_steps(self) -> bool:
+        """Whether steps may have been recorded before this claim: a first attempt has none, unless
+        they were copied from another run."""
+        return self.lease.start is not Start.INITIAL or self.snapshot.life.seeded
+
+    @property
     def expires_at(self) -> Millis:
         return self.lease.expires_at
 
@@ -373,8 +379,7 @@ class Claims(Service):
             with looking(*call.lanes):
                 taken = await self.calls.take(call, weights)
             if taken:
-                if (observer := watching()) is not None:
-                    observer.claimed([item.snapshot for item in taken])
+                watching().claimed([item.snapshot for item in taken])
                 return taken
             remaining = give_up_at - loop.time()
             if remaining > 0:
@@ -438,8 +443,7 @@ async def _flush_renewals(store: Store, renewals: list[Renewal]) -> list[Millis 
     try:
         extended = await store.renew(renewals, store.clock.now())
     finally:
-        if (seen := watching()) is not None:
-            seen.renewed(len(extended), len(renewals) - len(extended))
+        watching().renewed(len(extended), len(renewals) - len(extended))
     return [extended.get(renewal.uuid) for renewal in renewals]
 
 

@@ -20,6 +20,7 @@ from flowfabric.core.execution.event_filter import (
     gap_between,
     parse_cursor,
 )
+from flowfabric.engine.commit.background import begun
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.event_tail import EventTail
 from flowfabric.store.queries import NEWEST, EventPage, EventQuery
@@ -116,11 +117,9 @@ class Events(Service):
     def _begin(self) -> "asyncio.Future[int]":
         """The cursor of now, requested at once although it is awaited later."""
         try:
-            begin = asyncio.ensure_future(self.tail())
+            return begun(self.tail())
         except RuntimeError:
             raise Invalid("a subscription without a cursor needs a running event loop") from None
-        begin.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return begin
 
     async def _batches(
         self,

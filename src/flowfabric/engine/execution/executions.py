@@ -11,6 +11,7 @@ from uuid import UUID
 from flowfabric.core.base.errors import FlowTerminal, Invalid, InvalidId, NotFound
 from flowfabric.core.base.ids import ExecutionId, parse_uuid
 from flowfabric.core.base.numbers import check_flag, check_items, check_kind_of, check_one_of
+from flowfabric.core.base.pages import in_pages
 from flowfabric.core.base.text import (
     MAX_REASON,
     check_key,
@@ -184,9 +185,8 @@ class Executions(Service):
 
     async def put_all(self, creations: Sequence[Creation]) -> None:
         """Writes checked submissions that have ids; existing ones stay as they are."""
-        for start in range(0, len(creations), _CHUNK):
-            chunk = creations[start : start + _CHUNK]
-            await asyncio.gather(*(self.put(creation) for creation in chunk))
+        for page in in_pages(creations, _CHUNK):
+            await asyncio.gather(*(self.put(creation) for creation in page))
 
     async def replay(self, id: str, *, from_step: str | int | None = None) -> Replayed:
         """Runs an ended execution again as a new attempt. A skipped member of a flow waits again
@@ -377,9 +377,8 @@ async def _check_partitions(
         if creation.key is None and not creation.minted:
             execution = creation.snapshot.execution
             _check_named(execution.id, named.setdefault(execution.uuid, submission))
-    uuids = list(named)
-    for start in range(0, len(uuids), _CHUNK):
-        known = await load_readable(context.store.load, uuids[start : start + _CHUNK])
+    for page in in_pages(list(named), _CHUNK):
+        known = await load_readable(context.store.load, page)
         for uuid, snapshot in known.items():
             _check_named(snapshot.execution.id, named[uuid])
 

@@ -126,8 +126,10 @@ class FollowOns(Service):
             # names all of them, and their runs begin: they must not be handed back.
             self._hand_back_unheard(call, now)
         claims = self._begun(follow_on, changes, written.claimed)
-        if claims and (seen := watching()) is not None:
-            seen.claimed([change.after for change in claims.values() if change.after is not None])
+        if claims:
+            watching().claimed(
+                [change.after for change in claims.values() if change.after is not None]
+            )
         others = [each.change for place, each in enumerate(changes) if place not in claims]
         released = [
             each for each in others if each.before and each.before.execution.uuid in written

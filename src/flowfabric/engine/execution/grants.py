@@ -295,8 +295,8 @@ class Grants(Service):
         names = await self._budget_gate.known.names_of(candidate.execution)
         known = await self._budget_gate.known.budgets(names) if names else {}
         why = spent(known, names)
-        if why is not None and (seen := watching()) is not None:
-            seen.refused_by_budget(why.dimension)
+        if why is not None:
+            watching().refused_by_budget(why.dimension)
         return why
 
     async def _admitted(self, snapshot: Snapshot) -> Snapshot:
@@ -349,8 +349,7 @@ class Grants(Service):
         detail = await self._context.store.detail(snapshot.execution.uuid)
         if detail is None:
             raise NotFound("execution", snapshot.execution.id)
-        if (seen := watching()) is not None:
-            seen.claimed([snapshot])
+        watching().claimed([snapshot])
         return Claim(snapshot, detail.payload, taking.ttl)
 
 

@@ -81,7 +81,7 @@ class Schedules(Service):
             counts = [answer for answer in answers if isinstance(answer, int)]
             fired += sum(counts)
             for schedule, answer in zip(due, answers, strict=True):
-                self._tell(schedule.name, answer)
+                self._log_stuck(schedule.name, answer)
             if len(due) < MAX_PAGE or not counts:
                 break
         return fired
@@ -104,7 +104,7 @@ class Schedules(Service):
             await self._context.store.records.put(SCHEDULES, firing.after, schedule.version)
         return len(submissions)
 
-    def _tell(self, name: str, answer: int | BaseException) -> None:
+    def _log_stuck(self, name: str, answer: int | BaseException) -> None:
         """Logs what keeps a schedule from firing, once until it fires again."""
         if isinstance(answer, int):
             self._stuck.discard(name)

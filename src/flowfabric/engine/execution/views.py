@@ -567,7 +567,6 @@ def _description_at(detail: Detail, snapshot: Snapshot, now: Millis) -> Descript
 
 def _description(detail: Detail, snapshot: Snapshot) -> Description:
     execution, life, shape = snapshot.execution, snapshot.life, vector(snapshot)
-    current = snapshot.current_attempt
     return Description(
         id=execution.id,
         kind=execution.kind,
@@ -579,7 +578,7 @@ def _description(detail: Detail, snapshot: Snapshot) -> Description:
         state=shape.public,
         blocking=shape.blocking,
         blocking_detail=blocking_detail(snapshot),
-        attempt=current,
+        attempt=snapshot.current_attempt,
         attempt_id=snapshot.attempt_id,
         attempts_made=snapshot.attempts_made,
         lease=_lease_view(snapshot),
@@ -596,7 +595,7 @@ def _description(detail: Detail, snapshot: Snapshot) -> Description:
         cancel_reason=life.cancel_reason,
         cancelled_by=life.cancelled_by,
         cleanup=None if isinstance(snapshot.state, Ended) else life.cleanup,
-        progress=None if current is None else detail.progress.get(current),
+        progress=_progress(detail, snapshot.current_attempt),
         capabilities=without_versions(execution.route.capabilities),
         version=version_of(execution.route),
         forked_from=_source_of(execution.facts.forked_from),
@@ -607,6 +606,10 @@ def _description(detail: Detail, snapshot: Snapshot) -> Description:
         key=execution.facts.key,
         tags=dict(sorted(detail.tags.items())),
     )
+
+
+def _progress(detail: Detail, attempt: int | None) -> Progress | None:
+    return None if attempt is None else detail.progress.get(attempt)
 
 
 def _current_waitpoint(snapshot: Snapshot) -> UUID | None:

@@ -90,8 +90,7 @@ class FlowDispatcher(Service):
             looked_at.update(flows)
             if not await self._together(flows, self._resolve_all):
                 break  # only what cannot be done now is left, or what is new since
-        if (seen := watching()) is not None:
-            seen.resolved_flows(len(looked_at))
+        watching().resolved_flows(len(looked_at))
         return len(looked_at)
 
     async def _carry(self, flows: list[UUID]) -> None:

@@ -25,6 +25,7 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.core.base.ids import ExecutionId, parse_uuid
 from flowfabric.core.base.numbers import Seconds, check_flag, check_kind_of, check_seconds
+from flowfabric.core.base.pages import in_pages
 from flowfabric.core.base.text import (
     MAX_NAME,
     MAX_REASON,
@@ -410,8 +411,8 @@ class Flows(Service):
         for member in plan.members:
             check_replay(member)
         replayed: list[Replayed] = []
-        for start in range(0, len(plan.members), PAGE):
-            replayed += await self._replay_page(plan, plan.members[start : start + PAGE])
+        for page in in_pages(plan.members, PAGE):
+            replayed += await self._replay_page(plan, page)
         await self._resolver.resolve(key)  # the flow is open again before a caller waits for it
         return replayed
 
@@ -465,7 +466,7 @@ class Flows(Service):
 
     async def _lay(self, flow: Flow, laid: Plan) -> bool:
         """Writes the flow and its edges; False when the same was declared before."""
-        pages = [laid.edges[at : at + PAGE] for at in range(0, len(laid.edges), PAGE)] or [()]
+        pages = list(in_pages(laid.edges, PAGE)) or [()]
 
         async def decide(found: Flow | None, now: Millis) -> tuple[FlowChange | None, bool]:
             if found is None:

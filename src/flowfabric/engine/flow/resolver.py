@@ -219,7 +219,7 @@ class FlowResolver(Service):
             answers = await self._all(
                 [Decision(id, partial(cancel, reason=why), by=None) for id, why in reasons.items()]
             )
-            _tell_cancelled(list(reasons.values()), answers)
+            _measure_cancelled(list(reasons.values()), answers)
 
     async def cancel_members(self, flow: Flow) -> list[UUID]:
         """Cancels the members a cancelled flow takes along: in the name of an operator, unless the
@@ -327,14 +327,11 @@ class FlowResolver(Service):
         return settled
 
 
-def _tell_cancelled(reasons: Sequence[str], answers: Sequence[object]) -> None:
-    """Measures which siblings were cancelled, and why."""
-    seen = watching()
-    if seen is None:
-        return
+def _measure_cancelled(reasons: Sequence[str], answers: Sequence[object]) -> None:
+    """Which siblings were cancelled, and why."""
     for reason in sorted(set(reasons)):
         of_this = [a for why, a in zip(reasons, answers, strict=True) if why == reason]
-        seen.cancelled_siblings(reason, [_disposition(answer) for answer in of_this])
+        watching().cancelled_siblings(reason, [_disposition(answer) for answer in of_this])
 
 
 def _check(answers: Iterable[object]) -> None:

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
+from flowfabric.core.base.pages import in_pages
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.flow.join import EdgeState
 from flowfabric.store.contract import Store
@@ -77,8 +78,8 @@ async def edge_pages(store: Store, query: EdgeQuery) -> AsyncIterator[list[EdgeS
 async def load_all(store: Store, uuids: Sequence[UUID]) -> dict[UUID, Snapshot]:
     """Executions as they stand, however many."""
     found: dict[UUID, Snapshot] = {}
-    for start in range(0, len(uuids), PAGE):
-        found |= await store.load(uuids[start : start + PAGE])
+    for page in in_pages(uuids, PAGE):
+        found |= await store.load(page)
     return found
 
 

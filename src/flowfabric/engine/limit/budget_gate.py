@@ -15,6 +15,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from flowfabric.core.base.errors import Corruption, FlowFabricError
+from flowfabric.core.base.pages import in_pages
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.model import Active, Flags, Gate, Lease, Snapshot, Waiting
@@ -172,8 +173,7 @@ class BudgetGate(Service):
                 decisions.append(Decision(item.snapshot.execution.uuid, rule, item.snapshot))
                 turned.append(item.snapshot)
                 self._note_reset(why)
-                if (seen := watching()) is not None:
-                    seen.refused_by_budget(why.dimension)
+                watching().refused_by_budget(why.dimension)
         answers = await self._context.decisions.decide_all(decisions)
         for answer in answers:
             if isinstance(answer, Exception):
@@ -223,8 +223,8 @@ class BudgetGate(Service):
     async def _free(self, name: str) -> None:
         store, rule = self._context.store, partial(_let_in, budget=name)
         waiting = await store.executions_in(InQueue(budget_queue(name)), MOST_WAITING)
-        for start in range(0, len(waiting), PAGE):
-            found = await load_readable(store.load, waiting[start : start + PAGE])
+        for page in in_pages(waiting, PAGE):
+            found = await load_readable(store.load, page)
             free = await self.known.not_limited_by(name, found.values())
             await self._context.decisions.decide_all([Decision(uuid, rule) for uuid in free])
 

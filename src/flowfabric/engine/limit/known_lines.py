@@ -127,7 +127,7 @@ class KnownLines(Service):
         known.learn(asked, served.room, served.left, self.looks)
         known.version, known.turn = served.version, max(known.turn, served.turn)
         if not served.moved and any(room <= 0 for room in served.room.values()):
-            _tell_full()
+            watching().refused_by_quota("concurrency")
 
     def released(self, release: Release, *, keep: bool) -> None:
         """Forgets the quotas of a release that has looked at all lines: if a key has two lines, it
@@ -194,7 +194,7 @@ class KnownLines(Service):
         if not stood:
             return Written(snapshots, existing)
         if found.full:
-            _tell_full()
+            watching().refused_by_quota("concurrency")
         full = frozenset[int]() if any(existing) else found.full
         return Written(found.written(snapshots), existing, full)
 
@@ -207,12 +207,6 @@ class KnownLines(Service):
                 known.version += 1
                 if lines:
                     known.turn = turn_of(known.turn, now)
-
-
-def _tell_full() -> None:
-    """Measures that runs wait because their key has no free slot."""
-    if (seen := watching()) is not None:
-        seen.refused_by_quota("concurrency")
 
 
 def _may_be_admitted(creations: Sequence[Creation]) -> bool:

@@ -75,13 +75,13 @@ class LedgerWriter:
             _decide(postings, ledger, now)
             if not ledger.empty and not await self._store.post(ledger):
                 return RACE_LOST
-            self._tell(before, ledger)
+            self._report_room(before, ledger)
             return [posting.outcome for posting in postings]
 
         names = ", ".join(needs.budgets[:3]) or "the ledger"
         return await retry(round, f"budget {names}", MAX_ROUNDS)
 
-    def _tell(self, before: dict[str, Budget], ledger: BudgetLedger) -> None:
+    def _report_room(self, before: dict[str, Budget], ledger: BudgetLedger) -> None:
         """Reports budgets that have room again, so that waiting runs are admitted."""
         opened = [
             name

@@ -18,7 +18,6 @@ from flowfabric.core.limit.check_admission import (
     AdmissionReleased,
     Admitted,
     RateExceeded,
-    Refused,
     admit_one,
     gave_back,
     give_back,
@@ -161,7 +160,8 @@ class Quotas(Service):
         if decided is None:
             return RACE_LOST
         if not isinstance(decided, Release):
-            _tell_refused(decided)
+            reason = "rate" if isinstance(decided, RateExceeded) else "concurrency"
+            watching().refused_by_quota(reason)
             return decided
         moved = await store.release(decided)
         if moved is None or snapshot.execution.uuid not in moved:
@@ -189,9 +189,3 @@ class Quotas(Service):
             return old is None
 
         return await retry(round, QUOTAS.title(checked.name))
-
-
-def _tell_refused(why: Refused) -> None:
-    """Measures that a run was asked for and has to wait."""
-    if (seen := watching()) is not None:
-        seen.refused_by_quota("rate" if isinstance(why, RateExceeded) else "concurrency")

@@ -277,7 +277,7 @@ class Releases(Service):
                 decided = release(view, now, MAX_MOVES)
                 self._wake_at(quota, decided.next_at)
                 if not decided.moves:
-                    _tell_refused(view, decided)
+                    _measure_refused(view, decided)
                     return None if await self.lines.looked(view, keep=keep) else RACE_LOST
                 moved = await self._context.store.release(decided)
                 if moved is None:
@@ -324,11 +324,10 @@ def _shared_by(uses: Uses) -> tuple[str, ...]:
     return tuple(use.quota for use in uses) if len(uses) > 1 else ()
 
 
-def _tell_refused(view: QuotaView, decided: Release) -> None:
-    """Measures that some wait although they were looked at."""
-    seen = watching()
-    if seen is not None and view.lines:
-        seen.refused_by_quota("concurrency" if decided.next_at is None else "rate")
+def _measure_refused(view: QuotaView, decided: Release) -> None:
+    """Some wait although they were looked at."""
+    if view.lines:
+        watching().refused_by_quota("concurrency" if decided.next_at is None else "rate")
 
 
 def _shape(quota: Quota) -> ReleaseShape:

@@ -14,7 +14,7 @@ from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.limit.budget_gate import BudgetGate, waited_for
 from flowfabric.engine.limit.releases import Releases
 from flowfabric.store.queries import Crowd, InQueue
-from flowfabric.store.readable import load_each, load_readable, tell
+from flowfabric.store.readable import load_each, load_readable, log_unreadable
 
 PAGE = 500
 BEHIND = 20
@@ -131,7 +131,7 @@ class LimitSweep(Service):
         for crowd in crowds:
             first = found.get(crowd.first)
             if isinstance(first, Corruption):
-                tell(first)
+                log_unreadable(first)
                 first = await self._next_in(crowd.queue)
             if first is not None:
                 known.append((crowd, first))

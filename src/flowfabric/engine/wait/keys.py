@@ -66,7 +66,7 @@ class Ring:
 
     async def _read(self) -> None:
         now = self.now()
-        self._know(_opened(await find(self._store, KEYRING, ONLY)), now)
+        self._remember(_opened(await find(self._store, KEYRING, ONLY)), now)
 
     def _is_old(self) -> bool:
         age = None if self._read_at is None else self.now() - self._read_at
@@ -104,7 +104,7 @@ class Ring:
 
         changed = await change(self._store, KEYRING, ONLY, decide)
         outcome, ring, now = changed.outcome
-        self._know(ring, now)
+        self._remember(ring, now)
         return outcome
 
     async def install_first(self) -> bool:
@@ -120,7 +120,7 @@ class Ring:
 
         return await self.change(first)
 
-    def _know(self, ring: Keyring, now: Millis) -> None:
+    def _remember(self, ring: Keyring, now: Millis) -> None:
         self._known, self._read_at = ring, now
 
 

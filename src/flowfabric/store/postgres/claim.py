@@ -105,7 +105,7 @@ async def _claim(
         found, damaged = await _read(session, connection, open, now, reply.rows)
         taken += found
         if reply.newest > known:
-            await book.know(connection, reply.newest)
+            await book.learn(connection, reply.newest)
         elif damaged:
             left += 1  # each is set aside, so this comes to an end
         elif len(reply.rows) == _room(open) or not reply.more:

@@ -87,6 +87,6 @@ async def _read(
         rows = await connection.fetch(queries["events_of"], *values, query.uuid)
     newest = max((row[_ROUTE] or 0 for row in rows), default=0)
     worker = max((row[_WORKER] or 0 for row in rows), default=0)
-    await book.know(connection, newest, worker)
+    await book.learn(connection, newest, worker)
     events = readable(rows, lambda row: read_event(row, book.names, same), "event", itemgetter(0))
     return EventPage(tuple(events), rows[-1][0] if len(rows) == query.limit else last)

@@ -76,4 +76,4 @@ async def lane_counts(session: PostgresSession, lane: str, namespace: str | None
 
 async def _learn(session: PostgresSession, connection: Connection, repeated: bool) -> None:
     newest = await connection.fetchval(session.queries["newest_route"])
-    await session.book.know(connection, newest or 0)
+    await session.book.learn(connection, newest or 0)

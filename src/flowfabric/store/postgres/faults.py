@@ -15,6 +15,7 @@ from flowfabric.core.base.errors import (
     StoreReadOnly,
     Unavailable,
 )
+from flowfabric.core.base.pages import in_pages
 from flowfabric.store.postgres.address import Address
 
 Item = TypeVar("Item")
@@ -120,8 +121,7 @@ async def divide(
             if len(batch) == 1:
                 refused.append(error)
                 continue
-            size = len(batch) // PIECES + 1
-            waiting += [batch[at : at + size] for at in range(0, len(batch), size)]
+            waiting += in_pages(batch, len(batch) // PIECES + 1)
     if refused:
         raise refused[0]
     return answers

@@ -21,7 +21,7 @@ from flowfabric.store.postgres.lists import FIRST_ID
 from flowfabric.store.postgres.moves import RowMove
 from flowfabric.store.postgres.session import PostgresSession, columns, insert_new, same
 from flowfabric.store.queries import EdgeQuery, FlowQuery, Owing, Unsettled
-from flowfabric.store.readable import tell
+from flowfabric.store.readable import log_unreadable
 from flowfabric.store.rows import flow as flow_rows
 from flowfabric.store.rows.execution import SNAPSHOT, read_snapshot
 from flowfabric.store.rows.flow import EDGE, OUTBOX, EdgeSearch, read_outbox
@@ -261,7 +261,7 @@ def _readable(row: Any, session: PostgresSession) -> Snapshot | None:
     try:
         return read_snapshot(row, session.book.names, same)
     except Corruption as error:
-        tell(error)
+        log_unreadable(error)
         return None
 
 

@@ -22,7 +22,7 @@ from flowfabric.store.queries import (
     QuotaViewRequest,
     ServedLines,
 )
-from flowfabric.store.readable import readable, tell
+from flowfabric.store.readable import log_unreadable, readable
 from flowfabric.store.rows.limit import (
     QUEUE,
     known_uses,
@@ -195,7 +195,7 @@ def _standing(asked: str, rows: Sequence[Any]) -> QuotaView:
                 case _:
                     pass
         except Corruption as error:
-            tell(error)
+            log_unreadable(error)
             damaged.add(name)
     waiting = _waiting(rows)
     found = [Line(id, uses, turn, waiting.get(id, [])) for id, (turn, uses) in lines.items()]

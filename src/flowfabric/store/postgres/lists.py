@@ -158,7 +158,7 @@ async def _expired(
     rows = await connection.fetch(session.queries["expired_leases"], *values)
     newest = max((row[0] for row in rows), default=0)
     worker = max((row[7] or 0 for row in rows), default=0)
-    await session.book.know(connection, newest, worker)
+    await session.book.learn(connection, newest, worker)
     names = session.book.names
     return readable(rows, lambda row: _expired_lease(row, names), "the lease of", itemgetter(2))
 

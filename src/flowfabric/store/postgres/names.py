@@ -35,7 +35,7 @@ class NameBook:
         if missing:
             await self._link.run(partial(self._intern_workers, missing))
 
-    async def know(self, connection: Connection, route: int, worker: int = 0) -> None:
+    async def learn(self, connection: Connection, route: int, worker: int = 0) -> None:
         """Learns what was added since, if a number seen is newer than what is known."""
         if route > self.newest_route:
             self._add_routes(await self._routes_after(connection))

@@ -120,7 +120,7 @@ class PostgresSession:
         """Knows every name that such rows have a number of; a row may be empty."""
         routes = {row[_ROUTE] or 0 for row in rows}
         workers = {row[_WORKER] or 0 for row in rows}
-        await self.book.know(connection, max(routes, default=0), max(workers, default=0))
+        await self.book.learn(connection, max(routes, default=0), max(workers, default=0))
 
 
 async def insert_new(connection: Connection, query: str, values: Sequence[Any]) -> list[Any]:

@@ -23,7 +23,7 @@ from flowfabric.store.queries import (
     Suspects,
     Taken,
 )
-from flowfabric.store.readable import SET_ASIDE, UNREADABLE, readable, tell, unreadable
+from flowfabric.store.readable import SET_ASIDE, UNREADABLE, log_unreadable, readable, unreadable
 from flowfabric.store.rows import execution as rows
 from flowfabric.store.sqlite.lanes import LaneGate, lane_gates
 from flowfabric.store.sqlite.session import SqliteSession, keyed, read_uuid
@@ -185,7 +185,7 @@ def _read(session: SqliteSession, search: "_Search") -> tuple["_Found | None", l
         try:
             found[row[0]] = call, _take(session, call, search.now, row)
         except UNREADABLE as error:
-            tell(unreadable("execution", row[0], error))
+            log_unreadable(unreadable("execution", row[0], error))
             spoiled.append(row[0])
             continue
         if lane in left:

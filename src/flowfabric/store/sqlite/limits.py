@@ -7,6 +7,7 @@ from uuid import UUID
 from msgspec.json import encode
 
 from flowfabric.core.base.errors import Corruption
+from flowfabric.core.base.pages import in_pages
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Gate, Start
 from flowfabric.core.limit.quota import Quota, Uses
@@ -310,8 +311,8 @@ def _move(session: SqliteSession, moves: Sequence[Move]) -> list[bytes]:
     that were moved."""
     rows = [(move.uuid.bytes, move.version, move.at) for move in moves]
     moved: list[bytes] = []
-    for start in range(0, len(rows), MAX_BATCH):
-        found = session.given("released", rows[start : start + MAX_BATCH]).fetchall()
+    for page in in_pages(rows, MAX_BATCH):
+        found = session.given("released", page).fetchall()
         if found:
             session.among("gone_parked", [id for (id,) in found])
         moved += [id for (id,) in found]

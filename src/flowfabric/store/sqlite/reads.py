@@ -11,6 +11,7 @@ from uuid import UUID
 import msgspec
 
 from flowfabric.core.base.errors import Corruption
+from flowfabric.core.base.pages import in_pages
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Attempt, Route, Snapshot
 from flowfabric.core.execution.routing import satisfies
@@ -141,8 +142,8 @@ def set_tags(session: SqliteSession, uuid: UUID, tags: Mapping[str, str], now: M
 
 def _rows(session: SqliteSession, ids: Sequence[bytes]) -> list[Any]:
     found: list[Any] = []
-    for start in range(0, len(ids), MAX_BATCH):
-        found += session.among("snapshots", ids[start : start + MAX_BATCH])
+    for page in in_pages(ids, MAX_BATCH):
+        found += session.among("snapshots", page)
     return found
 
 

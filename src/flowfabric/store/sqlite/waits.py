@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from uuid import UUID
 
+from flowfabric.core.base.pages import in_pages
 from flowfabric.core.execution.change import Change
 from flowfabric.core.wait.model import Loaded, Needs, ReceivedSignal
 from flowfabric.store.contract import MAX_BATCH
@@ -42,8 +43,8 @@ def load_needs(session: SqliteSession, needs: Sequence[Needs]) -> list[Loaded]:
             *((INCOMING, *key, None, 0) for key in loader.incoming),
         ]
     )
-    for start in range(0, len(wanted), MAX_BATCH):
-        for row in session.given("needed", wanted[start : start + MAX_BATCH]):
+    for page in in_pages(wanted, MAX_BATCH):
+        for row in session.given("needed", page):
             loader.add(row, read_uuid)
     for waitpoint, id in owners(session, loader.unique):
         loader.add_owner(waitpoint, id)
@@ -53,8 +54,8 @@ def load_needs(session: SqliteSession, needs: Sequence[Needs]) -> list[Loaded]:
 def owners(session: SqliteSession, waitpoints: Sequence[UUID]) -> list[tuple[UUID, UUID]]:
     """Those of these waitpoints that attempts have made, each with its execution."""
     found: list[tuple[UUID, UUID]] = []
-    for start in range(0, len(waitpoints), MAX_BATCH):
-        keys = [waitpoint.bytes for waitpoint in waitpoints[start : start + MAX_BATCH]]
+    for page in in_pages(waitpoints, MAX_BATCH):
+        keys = [waitpoint.bytes for waitpoint in page]
         rows = session.among("waitpoint_owners", keys)
         found += [(read_uuid(waitpoint), read_uuid(id)) for waitpoint, id in rows]
     return found

@@ -17,7 +17,8 @@ from flowfabric.core.execution.event_filter import (
 )
 from flowfabric.core.execution.event_views import EventView, GapView, gap_view, view
 from flowfabric.core.execution.subscription import HeldElsewhere, Subscription
-from flowfabric.worker.api.blocking import Block, blocking
+from flowfabric.engine.commit.background import begun
+from flowfabric.worker.api.blocking import Block, blocking, has_loop
 from flowfabric.worker.api.client import Client
 from flowfabric.worker.api.listing import Tag, one_tag
 from flowfabric.worker.api.options import Span
@@ -72,13 +73,7 @@ class EventsApi:
     def _begin(self, cursor: str) -> "asyncio.Task[int] | None":
         """The position of the cursor, requested at once where a loop runs, so that what happens
         before the first iteration is not missed."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return None
-        begin = loop.create_task(self._position(cursor))
-        begin.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return begin
+        return begun(self._position(cursor)) if has_loop() else None
 
     async def _position(self, cursor: str) -> int:
         return await (await self._client.engine()).events.position(cursor)

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from flowfabric.core.base.errors import InvalidId, NotFound
 from flowfabric.core.base.ids import RunId, parse_run_id
+from flowfabric.core.base.pages import in_pages
 from flowfabric.core.execution.fork import FORKED_FROM
 from flowfabric.core.limit.budget import Budget, Scope
 from flowfabric.engine.engine import Engine
@@ -29,8 +30,7 @@ async def find_ids(engine: Engine, given: Sequence[str]) -> list[str]:
     read = [_read(text) for text in given]
     unknown = [each for each in read if isinstance(each, UUID)]
     known: dict[UUID, RunId] = {}
-    for start in range(0, len(unknown), AT_ONCE):
-        page = unknown[start : start + AT_ONCE]
+    for page in in_pages(unknown, AT_ONCE):
         found = await engine.views.locate(page)
         known |= {uuid: RunId(id) for uuid, id in zip(page, found, strict=True)}
     return [known[each] if isinstance(each, UUID) else each for each in read]

@@ -114,14 +114,14 @@ class ActiveRun:
         self.completed = True
         self.on_completed(self.key)
 
-    def tell(self, notice: CancelNotice) -> None:
+    def notify(self, notice: CancelNotice) -> None:
         """The run is being cancelled: its handler is told where it waits or makes a call, and has
         until then to clean up."""
         if self.notice is not None or self.stopped or not self.handling:
             return
         self.notice = notice
         if self.scope is not None:
-            self.scope.cancel.tell(notice)
+            self.scope.cancel.notify(notice)
         if self.timer is not None:
             with suppress(RuntimeError):  # it has expired
                 self.timer.reschedule(None)  # the clean-up has a bound of its own

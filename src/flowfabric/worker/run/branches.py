@@ -120,7 +120,7 @@ class Halt:
     def __init__(self) -> None:
         self.reason = ""
 
-    def __bool__(self) -> bool:
+    def is_stopped(self) -> bool:
         return bool(self.reason)
 
     def stop(self, reason: str) -> None:
@@ -258,7 +258,7 @@ class Branches:
             )
         if self.refused is not None:
             raise self.refused
-        if self.parked or self._halt.reason:
+        if self.parked or self._halt.is_stopped():
             raise Unwind(self._halt.reason)
         self._cancel.check()
 

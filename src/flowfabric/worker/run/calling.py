@@ -22,7 +22,7 @@ from flowfabric.worker.run.active import ActiveRun
 from flowfabric.worker.run.cancelling import CancelPoint
 from flowfabric.worker.run.hooks import WorkerHooks
 from flowfabric.worker.run.processes import Processes
-from flowfabric.worker.run.scope import CallScope, may_have_steps
+from flowfabric.worker.run.scope import CallScope
 from flowfabric.worker.run.steps import current_context
 from flowfabric.worker.run.threads import Threads
 
@@ -104,7 +104,7 @@ class HandlerCalls:
             or active.again
             or active.told
             or _is_driven(active, handler)
-            or may_have_steps(active.claim)
+            or active.claim.may_have_steps
             or self._hooks.has_middleware
         )
 

@@ -88,7 +88,7 @@ class CancelPoint:
 
     # -- in the event loop
 
-    def tell(self, notice: CancelNotice) -> None:
+    def notify(self, notice: CancelNotice) -> None:
         """The run is being cancelled while its handler runs."""
         if self.notice is None:
             self.notice = notice

@@ -63,8 +63,7 @@ class Claimer:
         while not self._stopping.is_set():
             self._freed.clear()
             if not self._can_claim:
-                if (seen := watching()) is not None:
-                    seen.at_capacity()
+                watching().at_capacity()
                 await self._freed.wait()
                 continue
             self._seen, self._more = self._engine.hints.count, False

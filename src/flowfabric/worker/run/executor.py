@@ -132,7 +132,7 @@ class Executor:
             if isinstance(reported, Reported) and self._hooks.listens_to(
                 active.handler, reported.outcome
             ):
-                await self._tell_hooks(active, reported)
+                await self._call_end_hooks(active, reported)
             return reported is AGAIN
         finally:
             active.reporting = False
@@ -177,7 +177,7 @@ class Executor:
             return None  # the store is away; the process that ended the run knows
         return ended_by_others(active.claim, found.get(active.claim.uuid))
 
-    async def _tell_hooks(self, active: ActiveRun, reported: Reported) -> None:
+    async def _call_end_hooks(self, active: ActiveRun, reported: Reported) -> None:
         """Called when the end is durable; the slot is free when all hooks have returned."""
         failure, error, handler = reported.failure, active.raised, active.handler
         args, kwargs = active.args, active.kwargs

@@ -19,6 +19,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from flowfabric.core.base.errors import Corruption, FlowFabricError, Locked, Unavailable
+from flowfabric.core.base.pages import in_pages
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Active, Ended, Snapshot
 from flowfabric.engine.commit.observer import watching
@@ -205,7 +206,7 @@ class Heartbeat:
             await self._renew(_Lent(self._spare, self._worker_loop, self._ttl / 3))
 
     async def _renew(self, store: "LeaseKeeper | _Lent") -> None:
-        for page in _pages([held for held in self._all() if not held.resting]):
+        for page in in_pages([held for held in self._all() if not held.resting], MAX_BATCH):
             await self._renew_page(store, page)
 
     async def _renew_page(self, store: "LeaseKeeper | _Lent", page: list[WorkerLease]) -> None:
@@ -218,7 +219,7 @@ class Heartbeat:
                 await asyncio.gather(*(self._renew_page(store, [held]) for held in page))
             return
         except FlowFabricError:
-            _tell_renewed(0, len(page))
+            watching().renewed(0, len(page))
             raise
         refused = []
         for held in page:
@@ -226,7 +227,7 @@ class Heartbeat:
                 refused.append(held)
             else:
                 held.renewed(expires_at, asked_at)
-        _tell_renewed(len(page) - len(refused), 0)
+        watching().renewed(len(page) - len(refused), 0)
         if refused:
             await self._lose_refused(store, refused)
 
@@ -238,14 +239,14 @@ class Heartbeat:
         for held in refused:
             loss = _loss(found.get(held.renewal.uuid), held.renewal) or Loss.GONE
             if loss is not Loss.ENDED:
-                _tell_renewed(0, 1)
+                watching().renewed(0, 1)
             self._lose(held, loss)
 
     async def _look(self, store: LeaseKeeper) -> None:
         """Loads runs whose lease was not checked for a while: one may have been cancelled."""
         limit = time.monotonic() - LOOK_EVERY * 0.9
         due = [held for held in self._all() if held.seen_at < limit and not held.resting]
-        for page in _pages(due):
+        for page in in_pages(due, MAX_BATCH):
             asked_at = time.monotonic()
             found = await load_each(store.load, [held.renewal.uuid for held in page])
             for held in page:
@@ -256,9 +257,9 @@ class Heartbeat:
                 if loss := _loss(run, held.renewal):
                     self._lose(held, loss)
                 elif run is not None and (notice := CancelNotice.of(run)) is not None:
-                    self._tell(held, notice)
+                    self._notify(held, notice)
 
-    def _tell(self, held: WorkerLease, notice: CancelNotice) -> None:
+    def _notify(self, held: WorkerLease, notice: CancelNotice) -> None:
         with suppress(RuntimeError):  # the loop is closed: no handler is left to be told
             self._worker_loop.call_soon_threadsafe(self._on_cancelled, held.key, notice)
 
@@ -313,16 +314,6 @@ class Heartbeat:
     def _where(self) -> str:
         frame = sys._current_frames().get(self._worker_thread)
         return "".join(traceback.format_stack(frame)[-3:]) if frame else ""
-
-
-def _tell_renewed(kept: int, lost: int) -> None:
-    """Measures how renewals went."""
-    if (seen := watching()) is not None:
-        seen.renewed(kept, lost)
-
-
-def _pages(held: list[WorkerLease]) -> list[list[WorkerLease]]:
-    return [held[start : start + MAX_BATCH] for start in range(0, len(held), MAX_BATCH)]
 
 
 def _loss(found: Snapshot | None, renewal: Renewal) -> Loss | None:

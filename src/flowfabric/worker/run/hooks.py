@@ -95,7 +95,7 @@ class WorkerHooks:
         own = _hook_of(task, end.outcome)
         for listener in self._hooks.listeners if own is None else [*self._hooks.listeners, own]:
             try:
-                await _tell(listener, end, threads)
+                await _call_listener(listener, end, threads)
             except BaseException as error:  # SystemExit too, which would end the worker
                 if not isinstance(contained(error), Exception):
                     raise  # the worker is torn down
@@ -149,7 +149,7 @@ def _hook_of(task: Task[Any, Any] | None, outcome: str) -> EndHook | None:
     return task.options.on_failure if outcome in ("failed", "expired") else None
 
 
-async def _tell(listener: EndHook, end: AttemptEnd, threads: Threads) -> None:
+async def _call_listener(listener: EndHook, end: AttemptEnd, threads: Threads) -> None:
     if is_async(listener):
         await listener(end)
         return

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from flowfabric.core.base.errors import LeaseLost
 from flowfabric.core.base.time import Millis
-from flowfabric.core.execution.model import Start
 from flowfabric.core.execution.step import Recorded, Step, TryName
 from flowfabric.core.execution.step_order import LOOSE, SKIPPED
 from flowfabric.engine.commit.shared_read import SharedRead
@@ -74,8 +73,7 @@ class Journal:
         self._positions: dict[tuple[str, int], int] = {}
         self._began: dict[tuple[str, int], Millis] = {}
         self._tries: dict[tuple[str, int], dict[int, Recorded]] = {}
-        first = self._claim.lease.start is Start.INITIAL and not life.seeded
-        self._loaded = first and not again
+        self._loaded = not (again or self._claim.may_have_steps)
         self._claimed = None if again else self._claim.steps
         self._loading = SharedRead()
         self.patches = Patches()
@@ -139,13 +137,13 @@ class Journal:
         now = self._now()
         if not self._lease.lasts_until(now):
             try:
-                await self._lease.confirm(self._engine, give_up=self._halt.__bool__)
+                await self._lease.confirm(self._engine, give_up=self._halt.is_stopped)
             except LeaseLost:
                 self._halt.stop(LOST)
             now = self._now()
         if self._cancel.notice is not None and self._cancel.is_over(now):
             self._halt.stop(LOST)
-        if self._halt.reason:
+        if self._halt.is_stopped():
             raise Unwind(self._halt.reason)
         return now
 
@@ -184,7 +182,7 @@ class Journal:
         else:
             write = partial(self._engine.attempts.record_step, self._claim, step)
         try:
-            await until_available(write, give_up=self._halt.__bool__)
+            await until_available(write, give_up=self._halt.is_stopped)
         except LeaseLost:
             self._halt.stop(LOST)
             raise
@@ -256,7 +254,7 @@ class Journal:
         self._learn(
             await until_available(
                 partial(self._engine.attempts.steps, self._claim.uuid, self.generation),
-                give_up=self._halt.__bool__,
+                give_up=self._halt.is_stopped,
             )
         )
 

@@ -138,7 +138,7 @@ class Worker:
         registry.start()
         self._handed_back = asyncio.Event()
         try:
-            with rare_collections(), self._hearing_of_commits(runtime.executor):
+            with rare_collections(), self._subscribed_to_commits(runtime.executor):
                 await self._claimer.run(partial(self._claim, runtime.executor))
                 await self._drain()
         finally:
@@ -265,7 +265,7 @@ class Worker:
     # -- running
 
     @contextmanager
-    def _hearing_of_commits(self, executor: Executor) -> Iterator[None]:
+    def _subscribed_to_commits(self, executor: Executor) -> Iterator[None]:
         """Slots are free at the commit of an ending, or given to the run that follows."""
         options, context = self._claimer.options, copy_context()
         follower = SlotFollower(
@@ -389,8 +389,8 @@ class Worker:
             await asyncio.wait(
                 {stop_now, done}, timeout=self._drain_for, return_when=asyncio.FIRST_COMPLETED
             )
-            if self.active and (seen := watching()) is not None:
-                seen.shutdown_timed_out()
+            if self.active:
+                watching().shutdown_timed_out()
         finally:
             stop_now.cancel()
             done.cancel()
@@ -440,7 +440,7 @@ class Worker:
             self._heartbeat_leases,
             ttl=self._ttl,
             on_lost=self._lost,
-            on_cancelled=partial(_tell, self.active),
+            on_cancelled=partial(_notify_cancelled, self.active),
             spare=self.engine.leases,
         )
         self._heartbeat.start()
@@ -461,10 +461,10 @@ class Worker:
             self._exit = None
 
 
-def _tell(running: Mapping[Key, ActiveRun], key: Key, notice: CancelNotice) -> None:
+def _notify_cancelled(running: Mapping[Key, ActiveRun], key: Key, notice: CancelNotice) -> None:
     """A run is being cancelled: its handler may clean up."""
     if (active := running.get(key)) is not None:
-        active.tell(notice)
+        active.notify(notice)
 
 
 def _work(

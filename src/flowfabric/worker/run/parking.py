@@ -23,6 +23,7 @@ from flowfabric.core.execution.step import Recorded, Step
 from flowfabric.core.wait.model import StepRef
 from flowfabric.core.wait.request import Suspend, Wait
 from flowfabric.core.wait.suspend import AlreadyMet
+from flowfabric.engine.commit.background import begun
 from flowfabric.engine.engine import Engine
 from flowfabric.store.hints import NOTHING, Nudge, Topic
 from flowfabric.worker.errors import LOST, Unwind
@@ -193,12 +194,12 @@ class Parking:
         try:
             await self._open_approvals()
             found = await until_available(
-                lambda: self._engine.suspensions.signals_so_far(self._claim), self._halt.__bool__
+                lambda: self._engine.suspensions.signals_so_far(self._claim), self._halt.is_stopped
             )
             if found in (0, self._looked_at) and not self._is_overdue():
                 return
             self._looked_at = found
-            if not self._branches.parked and not self._halt and await self._go_on():
+            if not self._branches.parked and not self._halt.is_stopped() and await self._go_on():
                 self._looked_at = -1
         finally:
             self._looking = False
@@ -223,7 +224,7 @@ class Parking:
                         lasting=True,
                         slot=binding.slot,
                     ),
-                    self._halt.__bool__,
+                    self._halt.is_stopped,
                 )
                 self._opened.add(binding.id)
 
@@ -241,7 +242,7 @@ class Parking:
         """Whether a signal for one of the waits may be there: the run has just found some, or it
         was claimed with some that nothing has used up."""
         waits = self._claim.snapshot.life.waits
-        if self._branches.parked or not self._asking() or self._halt:
+        if self._branches.parked or not self._asking() or self._halt.is_stopped():
             return False
         if self._expecting or waits is None:
             return self._expecting
@@ -255,8 +256,7 @@ class Parking:
         stays until that is done, for it is done for the waits of all branches."""
         asked = list(self._waiters)
         self._expecting = True
-        answering = self._answering = asyncio.ensure_future(self._answer())
-        answering.add_done_callback(lambda done: done.cancelled() or done.exception())
+        answering = self._answering = begun(self._answer())
         try:
             with self._branches.under_way():
                 try:
@@ -295,7 +295,7 @@ class Parking:
         request = self._request(id, None, patches.steps, self._asking())
         try:
             steps = await until_available(
-                lambda: self._steps_of(request), give_up=self._halt.__bool__
+                lambda: self._steps_of(request), give_up=self._halt.is_stopped
             )
         except LeaseLost:
             self._halt.stop(LOST)

@@ -42,10 +42,12 @@ class PresenceKeeper:
             log.debug("removing the registry entry failed; it expires: %s", error)
 
     async def _keep(self) -> None:
-        here = False
+        registered = False
         while True:
             try:
-                here = await self._say(here)
+                if not (registered and await self._renewed()):
+                    await self._register()
+                registered = True
                 self._refusal = ""
             except Invalid as error:
                 self._refused(str(error))
@@ -57,17 +59,16 @@ class PresenceKeeper:
                 )
             await asyncio.sleep(self._presence.ttl / 3000)
 
-    async def _say(self, here: bool) -> bool:
-        me, workers = self._presence, self._engine.workers
-        running = self._running()
-        if here:
-            answer = await workers.heartbeat(
-                me.instance, namespace=me.namespace, running=running, worker=me.worker
-            )
-            if not isinstance(answer, NotRegistered):
-                return True
-        await workers.register(replace(me, running=running))
-        return True
+    async def _renewed(self) -> bool:
+        """False if the registry has no entry of this worker any more."""
+        me = self._presence
+        answer = await self._engine.workers.heartbeat(
+            me.instance, namespace=me.namespace, running=self._running(), worker=me.worker
+        )
+        return not isinstance(answer, NotRegistered)
+
+    async def _register(self) -> None:
+        await self._engine.workers.register(replace(self._presence, running=self._running()))
 
     def _refused(self, reason: str) -> None:
         """Logs a refusal once, not at every heartbeat."""

@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from flowfabric.core.base.errors import LeaseLost
-from flowfabric.core.execution.model import Start
 from flowfabric.core.execution.outcome import CLEANUP_TIME
 from flowfabric.core.wait.model import Signal
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.execution.claims import Claim
 from flowfabric.worker.errors import LOST, OVER, StepsChanged, Unwind
 from flowfabric.worker.run.branches import Branches, Halt, StepPlace
 from flowfabric.worker.run.callers import Callers
@@ -32,11 +30,6 @@ SignalsBySuspension = dict[UUID, list[Signal]]
 
 
 def _nothing() -> None: ...
-
-
-def may_have_steps(claim: Claim) -> bool:
-    """Whether steps may be recorded before the first call under this claim."""
-    return claim.snapshot.head.life.seeded or claim.lease.start is not Start.INITIAL
 
 
 class CallScope:
@@ -116,7 +109,7 @@ class CallScope:
 
     def until_available(self, work: Callable[[], Awaitable[T]]) -> Coroutine[Any, Any, T]:
         """What `work` gives, however long the store is away, unless the run is stopped."""
-        return until_available(work, self.halt.__bool__)
+        return until_available(work, self.halt.is_stopped)
 
     def key_at(self, place: StepPlace) -> str:
         """An idempotency key: the same whenever the handler comes to this place, and at no
@@ -132,7 +125,7 @@ class CallScope:
         self.cancel.check()
 
     def _is_stopped(self) -> bool:
-        return bool(self.halt) or self.parked
+        return self.halt.is_stopped() or self.parked
 
     def expect_cancel(self, notice: CancelNotice | None, on_cancelled: Callable[[], None]) -> None:
         """`notice` is there if the run is being cancelled already. `on_cancelled` is called when
@@ -199,7 +192,7 @@ class CallScope:
     def is_continued(self) -> bool:
         """Whether steps may be recorded: the handler was called before, or the run was given
         steps."""
-        return self._again or may_have_steps(self.claim)
+        return self._again or self.claim.may_have_steps
 
     async def release(self) -> bool:
         """Suspends the run; True when what it waits for is there and the handler is called again

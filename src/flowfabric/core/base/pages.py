@@ -1,0 +1,12 @@
+"""Long lists, page by page."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar, cast
+
+Items = TypeVar("Items", bound=Sequence[Any])
+
+
+def in_pages(items: Items, size: int) -> Iterator[Items]:
+    """Slices of `size` items, the last one perhaps shorter."""
+    for start in range(0, len(items), size):
+        yield cast(Items, items[start : start + size])
