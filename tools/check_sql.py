@@ -71,7 +71,6 @@ ONLY: dict[str, set[str]] = {
         "moment",
         "names_lock",
         "new_schema",
-        "new_version",
         "progress_writes",
         "open_writers",
         "owing_flows",
@@ -87,7 +86,6 @@ ONLY: dict[str, set[str]] = {
         "returned_leases",
         "schema_lines",
         "schema_lock",
-        "schema_version",
         "served_by",
         "session",
         "set_aside",
@@ -106,6 +104,7 @@ ONLY: dict[str, set[str]] = {
         "written_frames",
     },
     "sqlite": {
+        "own_tables",
         "counted_idle_queue",
         "any_suspect",
         "outbox",

@@ -16,6 +16,7 @@ import pytest
 
 from flowfabric.demo import lively
 from flowfabric.worker.errors import Fail
+from tests.cli.terminal import Cli
 
 
 def start(home: Path) -> "subprocess.Popen[str]":
@@ -71,3 +72,7 @@ async def test_what_an_order_does_follows_from_its_number() -> None:
     with pytest.raises(ConnectionError):
         await lively.charge_card(5, 1)
     assert await lively.charge_card(5, 2) == "receipt-00005"
+
+
+def test_a_port_is_for_what_listens(cli: Cli) -> None:
+    assert cli.complaint("demo", "--port", "9999", code=2) == "--port goes with --serve"

@@ -70,9 +70,11 @@ class EngineApp:
         self.requests += 1
         if self.refuse is not None:
             return await _answer(send, self.refuse, b'{"error": "not now"}')
-        caller = self._caller(dict(scope["headers"]).get(b"authorization", b"").decode())
+        header = dict(scope["headers"]).get(b"authorization", b"").decode()
+        caller = self._caller(header)
         if caller is None:
-            return await _answer(send, 401, b"{}")
+            why = b"invalid" if header else b"missing"
+            return await _answer(send, 401, b'{"code": "%s_credentials"}' % why)
         if scope["path"].endswith(HINTS_PATH):
             return await self._hints(caller, receive, send)
         assert scope["path"].endswith(CALLS_PATH)

@@ -393,8 +393,11 @@ async def test_a_token_that_the_server_does_not_know_is_refused(
     app: EngineApp, url: str, clock: ManualClock
 ) -> None:
     app.callers = {"right": caller_named()}
-    with pytest.raises(Forbidden):
+    advice = r": give token=…, or set FLOWFABRIC_TOKEN"
+    with pytest.raises(Forbidden, match=f"does not know the token{advice}"):
         await RemoteEngine.open(url, "wrong", clock)
+    with pytest.raises(Forbidden, match=f"wants an access token{advice}"):
+        await RemoteEngine.open(url, None, clock)
     await (await RemoteEngine.open(url, "right", clock)).close()
 
 

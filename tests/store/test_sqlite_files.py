@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
 from importlib.resources import files
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.core.base.time import Millis
 from flowfabric.store.clock import ManualClock
+from flowfabric.store.sql import load_migrations
 from flowfabric.store.sqlite import SqliteStore, connection, open_sqlite, runner, wal
 from flowfabric.store.sqlite.session import SqliteSession
 from tests.store.sqlite_bench import Bench, uuids
@@ -67,11 +69,38 @@ async def test_migrating_again_changes_nothing(store: SqliteStore, path: str) ->
 
 async def test_a_newer_schema_is_refused(store: SqliteStore, path: str) -> None:
     version = await store.migrate()
-    store.writer.session.connection.execute(f"pragma user_version = {version + 1}")
+    newer = "update meta set value = ? where key = 'version'"
+    store.writer.session.connection.execute(newer, (str(version + 1).encode(),))
     with pytest.raises(SchemaTooNew):
         await store.migrate()
     with pytest.raises(SchemaTooNew):
         await open_sqlite(path)
+
+
+async def test_the_user_version_of_a_file_is_the_applications(path: str) -> None:
+    with closing(sqlite3.connect(path)) as application:
+        application.execute("create table orders (id integer primary key)")
+        application.execute("pragma user_version = 3")
+        for version in (3, 2, 99):  # its own migrations go on
+            application.execute(f"pragma user_version = {version}")
+            store = await open_sqlite(path)
+            assert await store.migrate() == len(load_migrations("sqlite"))
+            await store.close()
+            assert application.execute("pragma user_version").fetchone() == (version,)
+
+
+async def test_a_file_of_an_earlier_checkout_has_its_version_there(
+    store: SqliteStore, path: str
+) -> None:
+    version = await store.migrate()
+    database = store.writer.session.connection
+    database.execute("delete from meta where key = 'version'")
+    database.execute(f"pragma user_version = {version}")
+    for _ in range(2):
+        other = await open_sqlite(path)
+        assert await other.migrate() == version
+        await other.close()
+        database.execute("pragma user_version = 0")  # looked at once
 
 
 async def test_without_migration_nothing_works_and_the_text_says_why(path: str) -> None:

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from flowfabric import Fabric
+from flowfabric import Fabric, Forbidden
+from flowfabric.worker.run.claiming import StoreHealth
 from tests.worker.bench import working
 
 
@@ -49,3 +50,15 @@ async def test_a_lone_run_begins_before_its_worker_prepares_to_wait(
             order.append("submit")
             await (await job.submit()).result()
     assert "submit handler pause" in " ".join(order)
+
+
+def test_a_worker_that_may_not_work_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    health = StoreHealth()
+    for _ in range(2):
+        health.failed(Forbidden("the token has no scope work"))
+    (record,) = caplog.records
+    assert (record.levelname, record.getMessage()) == (
+        "ERROR",
+        "the server gives this worker no runs; claiming is tried again: "
+        "forbidden: the token has no scope work",
+    )

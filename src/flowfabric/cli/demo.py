@@ -6,7 +6,7 @@ import typer
 from typer import Option
 
 from flowfabric.cli.command import AsJson, Debug
-from flowfabric.cli.errors import no_server
+from flowfabric.cli.errors import no_server, usage
 from flowfabric.demo.play import main
 
 
@@ -25,6 +25,8 @@ def demo(
 
     With --serve: server, dashboard, two workers and a sample application, in one command.
     """
+    if port is not None and not serve:
+        raise usage("--port goes with --serve")
     if not serve:
         raise typer.Exit(main(as_json=as_json))
     try:

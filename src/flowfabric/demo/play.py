@@ -26,6 +26,8 @@ _STATES = {
     EventKind.CLAIMED: ("active", "a worker took it"),
     EventKind.RESUMED: ("active", "woke up and goes on"),
     EventKind.RECLAIMED: ("active", "taken over from a dead worker"),
+    EventKind.PROBATION: ("active", "runs alone: it may have killed its worker"),
+    EventKind.CLEARED: ("active", "its worker lives: it is trusted again"),
     EventKind.LEASE_EXPIRED: ("lost", "its worker is gone: the lease ran out"),
     EventKind.RETRY_SCHEDULED: ("delayed", "will be tried again"),
     EventKind.DELAYED: ("delayed", "sleeps and holds no slot"),

@@ -128,8 +128,12 @@ class Connection:
     def _refusal(self, reply: "aiohttp.ClientResponse", data: bytes) -> FlowFabricError:
         status, text = reply.status, _text(data)
         match status:
-            case 401 | 403:
-                return Forbidden(text or f"the server {self.url} does not accept the token")
+            case 401:
+                what = _NOT_LET_IN.get(_member(data, "code"), "does not know the token")
+                text = f"the server {self.url} {what}: give token=…, or set FLOWFABRIC_TOKEN"
+                return Forbidden(text)
+            case 403:
+                return Forbidden(text or f"the token does not allow this at the server {self.url}")
             case 404 | 405:
                 return Invalid(f"there is no FlowFabric server at {self.url} (status {status})")
             case 429:
@@ -202,13 +206,26 @@ def _data(body: bytes) -> bytes | BytesIO:
     return body if len(body) < LARGE else BytesIO(body)
 
 
+_NOT_LET_IN = {
+    "missing_credentials": "wants an access token",
+    "credentials_expired": "says that the token has expired",
+    "credentials_revoked": "says that the token was revoked",
+}
+"""What the codes of a 401 mean. The server itself speaks of a header."""
+
+
 def _text(data: bytes) -> str:
     """What the body of an error says."""
+    return _member(data, "error", data[:200].decode("utf-8", "replace"))
+
+
+def _member(data: bytes, name: str, otherwise: str = "") -> str:
+    """A member of the body of an error; `otherwise` if the body is not JSON."""
     try:
         body = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return data[:200].decode("utf-8", "replace")
-    return str(body.get("error", "")) if isinstance(body, dict) else ""
+        return otherwise
+    return str(body.get(name, "")) if isinstance(body, dict) else ""
 
 
 def _retry_after(reply: "aiohttp.ClientResponse") -> float:

@@ -23,6 +23,7 @@ from flowfabric.store.open import sqlite_path
 from flowfabric.store.sql import load_migrations, load_queries
 from flowfabric.store.sqlite.checks import CHECKS, LockHolder, SqliteFacts
 from flowfabric.store.sqlite.connection import file_system, translate
+from flowfabric.store.sqlite.schema import version_of
 
 CHECK_SECONDS = 10.0
 """How long the file is searched for damage."""
@@ -105,12 +106,11 @@ def _objects(connection: sqlite3.Connection, path: str) -> list[str]:
 
 def _upkeep(connection: sqlite3.Connection) -> Upkeep:
     queries, now = load_queries("sqlite"), SystemClock().now()
-    version = connection.execute("pragma user_version").fetchone()[0]
     expired, overdue, duty = connection.execute(queries["upkeep"], (now - NOT_SWEPT,)).fetchone()
     promotion = connection.execute(queries["promotion"]).fetchone()
     return Upkeep(
         now=now,
-        version=version,
+        version=version_of(connection),
         known_version=len(load_migrations("sqlite")),
         promotion=None if promotion is None else read_promotion(bytes(promotion[0])),
         duty_until=None if duty is None else Millis(duty),

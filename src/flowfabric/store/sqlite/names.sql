@@ -52,6 +52,16 @@ select
     leases.end_at
 from leases
 
+-- name: own_tables
+select name from sqlite_master where type = 'table' and name in ('execution', 'meta')
+
+-- name: schema_version
+select cast(cast(value as text) as integer) from meta where key = 'version'
+
+-- name: new_version
+insert into meta (key, value) values ('version', :value)
+on conflict (key) do update set value = excluded.value
+
 -- name: new_clock_correction
 insert into meta (key, value) values ('clock', :value)
 on conflict (key) do update set value = excluded.value where meta.value is :expected

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import FlowFabricError, Invalid
+from flowfabric.core.base.errors import FlowFabricError, Forbidden, Invalid
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.engine.commit.observer import watching
@@ -164,7 +164,9 @@ class StoreHealth:
         self._well = True
 
     def failed(self, error: Exception) -> None:
-        if self._well and isinstance(error, FlowFabricError):
+        if self._well and isinstance(error, Forbidden):
+            log.error("the server gives this worker no runs; claiming is tried again: %s", error)
+        elif self._well and isinstance(error, FlowFabricError):
             log.warning("the store does not answer; claiming pauses and retries: %s", error)
         elif self._well:
             log.error("claiming failed; it pauses and retries", exc_info=error)
