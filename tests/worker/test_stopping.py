@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -76,9 +77,18 @@ async def test_only_the_main_thread_can_handle_signals(fabric: Fabric) -> None:
         await asyncio.to_thread(asyncio.run, elsewhere())
 
 
+@pytest.fixture
+async def strict_loop() -> AsyncIterator[None]:
+    """The event loop refuses calls that are not thread-safe. It is slow, and all tests share it."""
+    loop = asyncio.get_running_loop()
+    loop.set_debug(True)
+    yield
+    loop.set_debug(False)
+
+
+@pytest.mark.usefixtures("strict_loop")
 async def test_any_thread_may_stop_a_worker(fabric: Fabric) -> None:
     """Such as a plain function that it runs."""
-    asyncio.get_running_loop().set_debug(True)  # which refuses calls that are not thread-safe
     workers: list[Any] = []
 
     @fabric.task()
