@@ -3,8 +3,9 @@
 Executions are made by the rules of the core, never by hand.
 """
 
+import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
@@ -14,6 +15,7 @@ import asyncpg
 from flowfabric.core.base.ids import ExecutionId, new_uuid7
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import attempt as attempts
+from flowfabric.core.execution import operator
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.lease import Owner
@@ -24,6 +26,7 @@ from flowfabric.store.clock import ManualClock
 from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.link import Link
+from flowfabric.store.postgres.session import _certain
 from flowfabric.store.queries import ClaimCall, EventQuery, Progress, Renewal, SideWrite
 from flowfabric.store.sql import load_queries
 from tests.kit.snapshots import after, lease_of, owner_of
@@ -137,6 +140,32 @@ async def opened(url: str) -> AsyncIterator[Bench]:
         yield bench
     finally:
         await bench.close()
+
+
+async def listen(bench: Bench, sent: list[str], *, certainly: bool = False) -> None:
+    """From now on, `sent` gets the names of the queries that changes send; `certainly`: of those
+    that expect no conflict."""
+    queries = load_queries("postgres").items()
+    names = {_certain(query) if certainly else query: name for name, query in queries}
+
+    async def add(connection: Connection) -> None:
+        link.seam = None
+        connection.add_query_logger(lambda record: sent.append(names.get(record.query, "")))
+
+    link = bench.store.session.apply
+    link.seam = add
+    await bench.apply(operator.cancel(await bench.submit(), bench.now, OPERATOR, "over"))
+    await asyncio.sleep(0)  # the driver tells of a query a little later
+    sent.clear()
+
+
+async def statements(bench: Bench, work: Awaitable[object]) -> list[str]:
+    """The names of the queries that a piece of work sends."""
+    sent: list[str] = []
+    await listen(bench, sent)
+    await work
+    await asyncio.sleep(0)  # the driver tells of a query a little later
+    return [name for name in sent if name]
 
 
 def id_of(snapshot: Snapshot) -> ExecutionId:

@@ -25,14 +25,13 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.flow.graph import NewFlow
 from flowfabric.core.flow.model import Flow, FlowChange, changed
 from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
-from flowfabric.store.postgres.dialer import PINNED, Connection
-from flowfabric.store.postgres.session import _certain
+from flowfabric.store.postgres.dialer import PINNED
 from flowfabric.store.queries import EventQuery, FlowQuery, MembersOf
 from flowfabric.store.sql import load_queries
 from tests.kit.snapshots import after
 from tests.store import postgres_bench
 from tests.store.flow_bench import A, B, Bench, cancelled, edge, outbox_entry, touch, uuid_of
-from tests.store.postgres_bench import lose_reply, until_waiting
+from tests.store.postgres_bench import listen, lose_reply, until_waiting
 
 FIRST = Next(Start.INITIAL, 0)
 WAITING = Waiting(Gate.DEPENDENCIES, FIRST)
@@ -92,23 +91,6 @@ async def parked(bench: Bench, count: int) -> Parked:
     changes = [touch(member, WAITING) for member in members]
     await bench.write(*changes)
     return Parked(bench, flow, [after(change) for change in changes])
-
-
-async def listen(server: postgres_bench.Bench, sent: list[str], *, certainly: bool = False) -> None:
-    """Notes the names of the queries that changes send; `certainly`: of those that expect no
-    conflict."""
-    queries = load_queries("postgres").items()
-    names = {_certain(query) if certainly else query: name for name, query in queries}
-
-    async def add(connection: Connection) -> None:
-        link.seam = None
-        connection.add_query_logger(lambda record: sent.append(names.get(record.query, "")))
-
-    link = server.store.session.apply
-    link.seam = add
-    await server.store.apply([touch(await server.submit())])
-    await asyncio.sleep(0)  # the driver tells of a query a little later
-    sent.clear()
 
 
 async def test_what_waits_becomes_ready_or_ends_in_one_statement(

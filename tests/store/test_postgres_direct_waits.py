@@ -22,11 +22,19 @@ from flowfabric.core.execution.model import (
     Waiting,
 )
 from flowfabric.core.wait.model import DedupRecord, Needs, ReceivedSignal, Signal, Waitpoint
-from flowfabric.store.postgres.dialer import PINNED, Connection
+from flowfabric.store.postgres.dialer import PINNED
 from flowfabric.store.queries import EventQuery
 from flowfabric.store.sql import load_queries
 from tests.kit.snapshots import after
-from tests.store.postgres_bench import Bench, lose_reply, renewal, step, until_waiting, uuid_of
+from tests.store.postgres_bench import (
+    Bench,
+    listen,
+    lose_reply,
+    renewal,
+    step,
+    until_waiting,
+    uuid_of,
+)
 
 HERE, FIRST = UUID(int=1), UUID(int=11)
 CONTINUED = Next(Start.CONTINUE, 0)
@@ -71,21 +79,6 @@ async def is_written(bench: Bench, change: Change[object]) -> bool:
     ]
     assert any(found) == all(found), found
     return all(found)
-
-
-async def listen(bench: Bench, sent: list[str]) -> None:
-    """Notes which of the statements under test changes send."""
-    names = {query: name for name, query in load_queries("postgres").items()}
-
-    async def add(connection: Connection) -> None:
-        link.seam = None
-        connection.add_query_logger(lambda record: sent.append(names.get(record.query, "")))
-
-    link = bench.store.session.apply
-    link.seam = add
-    await bench.apply(moved(await bench.running()))
-    await asyncio.sleep(0)  # the driver tells of a query a little later
-    sent.clear()
 
 
 async def test_each_is_one_statement_that_writes_everything(bench: Bench) -> None:

@@ -20,7 +20,7 @@ from tests.kit.postgres import Databases
 from tests.kit.snapshots import after
 from tests.store import postgres_bench
 from tests.store.flow_bench import A, B, Bench, cancelled, edge, outbox_entry, touch, uuid_of
-from tests.store.postgres_bench import lose_reply, opened, until_waiting
+from tests.store.postgres_bench import lose_reply, opened, statements, until_waiting
 
 
 @pytest.fixture
@@ -142,33 +142,17 @@ async def test_changes_of_one_flow_in_any_order_of_members_do_not_block_each_oth
 # -- only what there is to write is sent
 
 
-async def statements(server: postgres_bench.Bench, bench: Bench, work: Any) -> list[str]:
-    """The names of the queries that a piece of work sends."""
-    names = {query: name for name, query in load_queries("postgres").items()}
-    sent: list[str] = []
-
-    async def listen(connection: Connection) -> None:
-        connection.add_query_logger(lambda record: sent.append(names.get(record.query, "")))
-
-    server.store.session.apply.seam = listen
-    await bench.flow()
-    server.store.session.apply.seam = None
-    await work
-    await asyncio.sleep(0)  # the driver tells of a query a little later
-    return [name for name in sent if name]
-
-
 async def test_a_change_of_a_member_sends_nothing_for_its_flow(
     server: postgres_bench.Bench, bench: Bench
 ) -> None:
     (member,) = await bench.members(await bench.flow(), 1)
-    sent = await statements(server, bench, bench.write(touch(member)))
+    sent = await statements(server, bench.write(touch(member)))
     assert sent == ["state_versions", "gone_ready", "new_ready"]
 
 
 async def test_an_ending_is_one_statement_more(server: postgres_bench.Bench, bench: Bench) -> None:
     (member,) = await bench.members(await bench.flow(), 1, deadline_at=bench.now + 500)
-    sent = await statements(server, bench, bench.write(cancelled(member, bench.now)))
+    sent = await statements(server, bench.write(cancelled(member, bench.now)))
     last = ["new_events", "gone_deadlines", "new_outbox"]
     assert sent == ["state_versions", "gone_ready", "new_done", *last]
 
@@ -177,7 +161,7 @@ async def test_a_change_of_a_flow_alone_is_one_statement(
     server: postgres_bench.Bench, bench: Bench
 ) -> None:
     flow = await bench.flow(tags={"a": "1"})
-    assert await statements(server, bench, bench.apply(flow)) == ["changed_flow"]
+    assert await statements(server, bench.apply(flow)) == ["changed_flow"]
 
 
 async def test_a_request_for_no_edges_asks_no_store(

@@ -15,10 +15,9 @@ from flowfabric.core.execution.model import Flags, Snapshot
 from flowfabric.core.wait.model import DedupRecord, Needs, ReceivedSignal, Signal, Waitpoint
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
 from flowfabric.store.rows.record import KEYRING, ONLY, SealedKeyring
-from flowfabric.store.sql import load_queries
 from tests.kit.postgres import Databases
 from tests.kit.snapshots import after
-from tests.store.postgres_bench import Bench, lose_reply, opened, plan, uuid_of
+from tests.store.postgres_bench import Bench, lose_reply, opened, plan, statements, uuid_of
 
 HERE, FIRST = UUID(int=1), UUID(int=11)
 
@@ -111,31 +110,16 @@ async def test_a_lost_reply_to_a_recall_is_asked_again(bench: Bench) -> None:
 # -- only what there is to write is sent
 
 
-async def statements(bench: Bench, change: Change[object]) -> list[str]:
-    """The names of the queries a change sends."""
-    names = {query: name for name, query in load_queries("postgres").items()}
-    sent: list[str] = []
-
-    async def listen(connection: Connection) -> None:
-        connection.add_query_logger(lambda record: sent.append(names.get(record.query, "")))
-
-    bench.store.session.apply.seam = listen
-    await bench.apply(operator.change_priority(await bench.submit(), bench.now, 3))
-    bench.store.session.apply.seam = None
-    await bench.apply(change)
-    return [name for name in sent if name]
-
-
 async def test_a_change_without_waits_sends_nothing_for_them(bench: Bench) -> None:
     change = operator.change_priority(await bench.submit(), bench.now, 5)
-    assert await statements(bench, change) == [
+    assert await statements(bench, bench.apply(change)) == [
         "state_versions", "gone_ready", "new_ready", "new_events",
     ]  # fmt: skip
 
 
 async def test_a_signal_is_one_statement_more_for_each_table(bench: Bench) -> None:
     change = signalled(await bench.submit(), 1, dedup=(DedupRecord(b"k"),))
-    assert await statements(bench, change) == [
+    assert await statements(bench, bench.apply(change)) == [
         "state_versions", "gone_ready", "new_ready", "new_signals", "new_dedup_records",
     ]  # fmt: skip
 

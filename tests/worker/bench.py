@@ -91,6 +91,11 @@ async def end_one(bench: Bench, **members: Any) -> str:
     return str(run.id)
 
 
+async def kinds(run: Run[Any]) -> list[str]:
+    """What has happened to a run, by the names of its events."""
+    return [event.kind.name for event in await run.events()]
+
+
 class Log(list[Any]):
     """What the functions of a test did, in order."""
 

@@ -27,7 +27,7 @@ from flowfabric import (
     testing,
 )
 from tests.worker import handlers
-from tests.worker.bench import Bench, Log, Wire, until
+from tests.worker.bench import Bench, Log, Wire, kinds, until
 
 pytestmark = [pytest.mark.rules, pytest.mark.long]
 
@@ -37,10 +37,6 @@ HANDED_BACK = ["CLAIMED", "HANDED_BACK"]
 async def start(fabric: Fabric, **options: Any) -> tuple[Any, "asyncio.Task[None]"]:
     worker = await fabric.worker(WorkerOptions(**{"ttl": "30s", **options}))
     return worker, asyncio.create_task(worker.run())
-
-
-async def kinds(run: Any) -> list[str]:
-    return [event.kind.name for event in await run.events()]
 
 
 async def handed_back(run: Any) -> None:

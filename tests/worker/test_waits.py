@@ -15,7 +15,7 @@ from flowfabric import (
     SyncContext,
     WaitTimeout,
 )
-from tests.worker.bench import AGAIN, Bench, Log, Wire, until, working
+from tests.worker.bench import AGAIN, Bench, Log, Wire, kinds, until, working
 
 HOUR = 3_600_000
 
@@ -27,10 +27,6 @@ class Order(msgspec.Struct):
 
 async def suspended(run: Any) -> bool:
     return await run.state() is PublicState.SUSPENDED
-
-
-async def kinds(run: Any) -> list[str]:
-    return [event.kind.name for event in await run.events()]
 
 
 # -- one signal

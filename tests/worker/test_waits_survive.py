@@ -20,13 +20,9 @@ from flowfabric.core.base.errors import Unavailable
 from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.store.clock import ManualClock
 from flowfabric.worker.run.loop import HandlerRuntime
-from tests.worker.bench import AGAIN, TTL, Bench, Log, Wire, until, working
+from tests.worker.bench import AGAIN, TTL, Bench, Log, Wire, kinds, until, working
 
 DOOMED = WorkerIdentity("doomed", "doomed")
-
-
-async def kinds(run: Any) -> list[str]:
-    return [event.kind.name for event in await run.events()]
 
 
 # -- the death of a worker

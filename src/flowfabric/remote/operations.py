@@ -186,10 +186,10 @@ def _operations(
             tuple(scopes.split()),
             tuple(touches.items()),
             again,
-            folds,
-            waits,
-            mints,
-            neutral,
+            folds=folds,
+            waits=waits,
+            mints=mints,
+            neutral=neutral,
         )
         for name in names.split()
     ]

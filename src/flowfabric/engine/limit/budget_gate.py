@@ -11,6 +11,7 @@ import logging
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import TypeVar
 from uuid import UUID
 
@@ -203,12 +204,12 @@ class BudgetGate(Service):
         """Admits the next page once half of the last one was claimed."""
         if not self._crowded:
             return
-        for uuid, names in named.items():
-            for name in names if uuid not in refused else ():
-                if name in self._crowded:
-                    self._crowded[name] += 1
-                    if self._crowded[name] * 2 >= PAGE:
-                        self._admit_soon([name])
+        claimed = (names for uuid, names in named.items() if uuid not in refused)
+        for name in chain.from_iterable(claimed):
+            if name in self._crowded:
+                self._crowded[name] += 1
+                if self._crowded[name] * 2 >= PAGE:
+                    self._admit_soon([name])
 
     def _admit_soon(self, names: Iterable[str]) -> None:
         for name in names:

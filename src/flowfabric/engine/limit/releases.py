@@ -13,6 +13,7 @@ from itertools import count
 from operator import attrgetter
 from typing import Literal
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import FlowFabricError, RetryExhausted
@@ -53,6 +54,15 @@ class ReleaseShape(Enum):
     WHOLE = auto()
     PER_KEY = auto()
     MIXED = auto()
+
+
+class ReleaseLook(Struct, frozen=True):
+    """One look at a quota: what was seen and decided, and how many runs were moved; None if none
+    can be admitted."""
+
+    view: QuotaView
+    decided: Release
+    moved: int | None = None
 
 
 class Releases(Service):
@@ -236,14 +246,6 @@ class Releases(Service):
             log.warning("releasing quota %s failed; the sweep tries again: %s", quota, error)
         return all_seen
 
-    async def _admit(
-        self, quota: str, among: tuple[int, ...] | None, closed: Unclaimable, *, once: bool
-    ) -> bool:
-        """Returns whether every line was looked at."""
-        if among is not None and await self._serve_lines(quota, among, closed):
-            return True
-        return await self._release(quota, among, closed, once=once)
-
     async def _serve_lines(self, quota: str, queues: Sequence[int], closed: Unclaimable) -> bool:
         """Admits the best of these lines, as far as there is room; False if the quota limits more
         than the concurrency of each key."""
@@ -257,48 +259,55 @@ class Releases(Service):
             if not (queues := served.left):
                 return True
 
-    async def _release(
+    async def _admit(
         self, quota: str, among: tuple[int, ...] | None, closed: Unclaimable, *, once: bool
     ) -> bool:
-        """Releases until no more can be admitted, or once."""
+        """Releases until no more can be admitted, or once. Returns whether every line was looked
+        at."""
+        if among is not None and await self._serve_lines(quota, among, closed):
+            return True
         lines = len(among) if among is not None else _lines_at_once(self._shapes.get(quota))
         depth = _depth(lines, self._paces.get(quota, MAX_MOVES))
-        view = QuotaView({}, ())
-        decided = Release()
-
-        async def round(number: int) -> int | Literal[RaceLost.RACE_LOST] | None:
-            nonlocal view, decided
-            now = self._now()
-            ask = QuotaViewRequest(quota, among, lines, depth, now, closed.closed, closed.draining)
-            async with self.lines.turns:
+        shut = closed.closed, closed.draining
+        while True:
+            ask = QuotaViewRequest(quota, among, lines, depth, self._now(), *shut)
+            try:
+                look = await retry(partial(self._look, ask=ask, once=once), f"quota {quota}")
+            except RetryExhausted:
+                # Rivals, or a queue that the store knows in part: then it knows it after this.
                 view = await self._context.store.quota_view(ask)
-                self._learn(view)
-                keep = once and self._shared.isdisjoint(view.quotas)
-                decided = release(view, now, MAX_MOVES)
-                self._wake_at(quota, decided.next_at)
-                if not decided.moves:
-                    _measure_refused(view, decided)
-                    return None if await self.lines.looked(view, keep=keep) else RACE_LOST
-                moved = await self._context.store.release(decided)
-                if moved is None:
-                    return RACE_LOST
-                self.lines.released(decided, keep=keep and not moved.repeated)
-            return len(moved)
+                await self._context.store.put_queues([(line.id, line.uses) for line in view.lines])
+                return True
+            if look.moved is None:
+                return len(look.view.lines) < lines
+            self._moved(quota, look.moved)
+            all_moved = look.moved == len(look.decided.moves) < MAX_MOVES
+            others = None if among else lines
+            is_all = all_moved and not _more(look.view, others, depth, look.decided)
+            if once or is_all:
+                return is_all
+            depth = _depth(len(look.view.lines), MAX_MOVES)
 
-        try:
-            while (moved := await retry(round, f"quota {quota}")) is not None:
-                self._moved(quota, moved)
-                all_moved = moved == len(decided.moves) < MAX_MOVES
-                others = None if among else lines
-                is_all = all_moved and not _more(view, others, depth, decided)
-                if once or is_all:
-                    return is_all
-                depth = _depth(len(view.lines), MAX_MOVES)
-        except RetryExhausted:
-            # Rivals, or a queue that the store knows in part: then it knows it after this.
-            await self._context.store.put_queues([(line.id, line.uses) for line in view.lines])
-            return True
-        return len(view.lines) < lines
+    async def _look(
+        self, number: int, *, ask: QuotaViewRequest, once: bool
+    ) -> ReleaseLook | Literal[RaceLost.RACE_LOST]:
+        """Loads, decides and moves, unless a rival was faster."""
+        now = self._now()
+        async with self.lines.turns:
+            view = await self._context.store.quota_view(replace(ask, now=now))
+            self._learn(view)
+            keep = once and self._shared.isdisjoint(view.quotas)
+            decided = release(view, now, MAX_MOVES)
+            self._wake_at(ask.quota, decided.next_at)
+            if not decided.moves:
+                _measure_refused(view, decided)
+                looked = await self.lines.looked(view, keep=keep)
+                return ReleaseLook(view, decided) if looked else RACE_LOST
+            moved = await self._context.store.release(decided)
+            if moved is None:
+                return RACE_LOST
+            self.lines.released(decided, keep=keep and not moved.repeated)
+        return ReleaseLook(view, decided, len(moved))
 
     def _moved(self, quota: str, count: int) -> None:
         self._moved_at[quota] = next(self._moves)

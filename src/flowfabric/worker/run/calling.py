@@ -19,7 +19,6 @@ from flowfabric.worker.api.task import Mode, Task
 from flowfabric.worker.codec import Undecodable, decode
 from flowfabric.worker.errors import TIMED_OUT
 from flowfabric.worker.run.active import ActiveRun
-from flowfabric.worker.run.cancelling import CancelPoint
 from flowfabric.worker.run.hooks import WorkerHooks
 from flowfabric.worker.run.processes import Processes
 from flowfabric.worker.run.scope import CallScope
@@ -155,12 +154,7 @@ class HandlerCalls:
         scope = active.scope
         if scope is None:
             return partial(self._in_process, active, handler)
-        # Not made before it is asked for: most handlers of short tasks take no context.
-        make_context = partial(Context if handler.mode is Mode.ASYNC else _sync_context, scope)
-        before = (make_context(),) if handler.takes_context else ()
-        driven = _is_driven(active, handler)
-        cancel = scope.cancel if driven or handler.mode is Mode.THREAD else None
-        return partial(_call_in_scope, scope, handler, make_context, before, cancel, driven)
+        return _ScopedCall(scope, handler, driven=_is_driven(active, handler))
 
     async def _in_process(
         self,
@@ -176,24 +170,29 @@ class HandlerCalls:
         return decode_result(handler, body) if self._hooks.has_middleware else Raw(body)
 
 
-def _call_in_scope(
-    scope: CallScope,
-    handler: Task[Any, Any],
-    make_context: Callable[[], Any],
-    before: tuple[Any, ...],
-    cancel: CancelPoint | None,
-    driven: bool,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    scope.adopt(scope.callers.current())
-    current_context.set(make_context)
-    if cancel is not None and handler.mode is Mode.THREAD:
-        cancel.begin()
-    result = handler.function(*before, *args, **kwargs)
-    if driven and cancel is not None and inspect.iscoroutine(result):
-        return cancel.drive(result)
-    return result
+class _ScopedCall:
+    """A handler as a function of its arguments, called in its scope: in the event loop, where this
+    is made, or in a thread."""
+
+    def __init__(self, scope: CallScope, handler: Task[Any, Any], *, driven: bool) -> None:
+        self._scope = scope
+        self._handler = handler
+        self._driven = driven
+        # Not made before it is asked for: most handlers of short tasks take no context.
+        make = Context if handler.mode is Mode.ASYNC else _sync_context
+        self._make_context = partial(make, scope)
+        self._before = (self._make_context(),) if handler.takes_context else ()
+        self._cancel = scope.cancel if driven or handler.mode is Mode.THREAD else None
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._scope.adopt(self._scope.callers.current())
+        current_context.set(self._make_context)
+        if self._cancel is not None and self._handler.mode is Mode.THREAD:
+            self._cancel.begin()
+        result = self._handler.function(*self._before, *args, **kwargs)
+        if self._driven and self._cancel is not None and inspect.iscoroutine(result):
+            return self._cancel.drive(result)
+        return result
 
 
 def _is_driven(active: ActiveRun, handler: Task[Any, Any]) -> bool:

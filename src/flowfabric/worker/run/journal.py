@@ -92,16 +92,7 @@ class Journal:
         if found is None:
             if begins and self._cancel.notice is not None and not is_no_call(place.name):
                 await self.reach_end()
-            position = self._positions.get((place.name, place.occurrence))
-            if position is not None:
-                self.refuse(
-                    f"{place} was recorded as step {position} "
-                    f"but the code now asks for it as step {place.position}",
-                    expected=f"step {position}: {place}",
-                    asked=f"step {place.position}: {place}",
-                )
-            self._began[place.branch, place.position] = await self.confirm()
-            self.branches.go_beyond()
+            await self._begin(place)
             return None
         step, record = found
         if (step.name, step.occurrence) != (place.name, place.occurrence):
@@ -116,6 +107,19 @@ class Journal:
         if (branch := racing.get()) is not None:
             branch.reach(record)
         return record
+
+    async def _begin(self, place: StepPlace) -> None:
+        """Goes beyond what is recorded; StepsChanged if this call is recorded at another place."""
+        position = self._positions.get((place.name, place.occurrence))
+        if position is not None:
+            self.refuse(
+                f"{place} was recorded as step {position} "
+                f"but the code now asks for it as step {place.position}",
+                expected=f"step {position}: {place}",
+                asked=f"step {place.position}: {place}",
+            )
+        self._began[place.branch, place.position] = await self.confirm()
+        self.branches.go_beyond()
 
     async def reach_end(self) -> None:
         """What is recorded ends here: a run that is being cancelled begins nothing new."""
