@@ -32,6 +32,7 @@ ONLY: dict[str, set[str]] = {
         "ended_directly",
         "ended_in_chains",
         "ended_leases",
+        "ended_plainly",
         "ended_sessions",
         "ended_with_downstreams",
         "event_writers",

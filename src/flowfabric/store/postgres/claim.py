@@ -27,12 +27,19 @@ MERGED_ROUTES = 64
 """So many routes are merged as they are; of more, only those that can have one of the best."""
 
 MAX_ROUNDS = 4
+SPARE = 16
+"""How many more candidates than it can take a claim looks at, in case others lock some of them."""
+RIVALS_FOR = 1000
+"""Milliseconds after a claim had met rows that others had locked, in which claims look at half as
+many candidates more: a second look costs a statement."""
 MAX_NUMBER = 2**31 - 1
 """Above every route there can be."""
 MAX_TRIES = 30
 """How often a lane with a concurrency is tried while others take from it."""
 MAX_REMEMBERED = 1000
 
+_CALLS = 5
+"""Where the ids of the calls are among the values of a claim."""
 _PAYLOAD = len(SNAPSHOT)
 _STEPS = _PAYLOAD + 1
 _NEWEST, _CANDIDATES, _SUSPECTS, _SPECIAL, _HELD, _MISSED = range(_STEPS + 1, _STEPS + 7)
@@ -48,9 +55,15 @@ _MARKED = {
 has a plan of its own: there is an index of suspects alone."""
 
 
+_PLACE = "row_number() over (order by t.rank, t.id)"
+"""Where a row stands among those that several calls share out. One call gets them all, so that they
+need not be sorted."""
+
+
 @lru_cache(maxsize=64)
-def _marked(query: str, suspects: Suspects) -> str:
-    return query.replace(_MARK, _MARKED[suspects])
+def _marked(query: str, suspects: Suspects, *, shared: bool = True) -> str:
+    found = query.replace(_MARK, _MARKED[suspects])
+    return found if shared else found.replace(_PLACE, "1::bigint")
 
 
 async def claim(session: PostgresSession, call: ClaimCall, now: Millis) -> list[Taken]:
@@ -176,10 +189,12 @@ async def _take(
 ) -> _Reply:
     """Looks at so many more candidates, `behind` those that others had locked a moment ago: two
     workers that claim hundreds at a time would otherwise find the same rows again and again."""
+    learned = session.learned
     call, limits, ttls = calls[0], [each.limit for each in calls], [each.ttl for each in calls]
     room = sum(limits)
     workers = list({each.worker.id: None for each in calls})
-    candidates = room + room // 2 + 16 + behind
+    spare = SPARE + (room // 2 if now < learned.rivals_until else 0)
+    candidates = room + spare + behind
     numbers = session.book.names.worker_numbers
     routes = await _routes(session, connection, call, now, workers, candidates)
     values = (
@@ -196,16 +211,18 @@ async def _take(
     )
     rows: list[Any] = []
     missed = False
-    if call.lanes not in session.learned.special:
+    if call.lanes not in learned.special:
         rows = await _take_marked(session, connection, call, values)
     if not rows or rows[0][_SPECIAL]:
         rows = await _take_by_lane(session, connection, call, values)
         missed = rows[0][_MISSED]
     first = rows[0]
-    session.learned.suspects = first[_SUSPECTS]
+    learned.suspects = first[_SUSPECTS]
     taken = [] if first[0] is None else rows
     found = first[_CANDIDATES]
     more = missed or found == candidates
+    if len(taken) < min(room, found):
+        learned.rivals_until = Millis(now + RIVALS_FOR)
     return _Reply(taken, first[_NEWEST] or 0, more, first[_HELD], found - len(taken))
 
 
@@ -217,7 +234,8 @@ async def _take_marked(
     if marks.engaged and (block := marks.due(now)) is not None:
         await _look_behind(session, connection, now, block)
     ranges = marks.ranges(routes)
-    query = _marked(session.queries["taken_leases"], call.suspects)
+    shared = len(values[_CALLS]) > 1
+    query = _marked(session.queries["taken_leases"], call.suspects, shared=shared)
     began = time.perf_counter()
     asked = (ranges.routes, *values[1:], ranges.lows, ranges.highs, marks.learns(routes, now))
     rows = await connection.fetch(query, *asked)
@@ -245,7 +263,8 @@ async def _take_by_lane(
 ) -> list[Any]:
     """Where lanes drain or have a concurrency. From one with a concurrency only one process
     takes at a time; the others try again."""
-    query = _marked(session.queries["taken_leases_by_lane"], call.suspects)
+    shared = len(values[_CALLS]) > 1
+    query = _marked(session.queries["taken_leases_by_lane"], call.suspects, shared=shared)
     rows = await connection.fetch(query, *values)
     if len(session.learned.special) > MAX_REMEMBERED:
         session.learned.special.clear()

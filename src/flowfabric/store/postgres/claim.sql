@@ -97,8 +97,8 @@ claims_told as (
 )
 
 -- part: snapshots_of_taken
--- Beside `head`, which is one row: what was taken, as the view `snapshot` gives it, in claim order,
--- with all generations of the steps of what has begun before: nothing if there are none, or many.
+-- Beside `head`, which is one row: what was taken, as the view `snapshot` gives it, in any order, with
+-- all generations of the steps of what has begun before: nothing if there are none, or many.
 left join lateral (
     select
         e.id, e.created_at, e.route, e.policy, e.facts, e.flow,
@@ -121,7 +121,6 @@ left join lateral (
         ) end
     from given_out t join {schema}.execution e on e.id = t.id
 ) s on true
-order by s.rank, s.id
 
 -- name: taken_leases
 -- Candidates are merged over the routes without locks, then locked by place; a row that moved or

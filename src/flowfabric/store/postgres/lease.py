@@ -196,8 +196,11 @@ async def _end(
     repeated: bool,
 ) -> ChangedByEnds:
     written = [end.change for end in ends]
-    values = _end_values(ends, written, now, session.book.names)
-    rows = await connection.fetch(session.queries["ended_leases"], *values)
+    if any([end.events or end.change.outbox for end in ends]):
+        query, values = "ended_leases", _end_values(ends, written, now, session.book.names)
+    else:
+        query, values = "ended_plainly", [*_end_columns(ends), now]
+    rows = await connection.fetch(session.queries[query], *values)
     found = {uuid for (uuid,) in rows}
     if repeated and len(found) < len(written):
         found |= await recognise(session, connection, written, found)

@@ -101,6 +101,12 @@ told_more as (
         $21::uuid[], $22::uuid[], $23::integer[], $24::smallint[], $25::smallint[], $26::boolean[]
     ) as c (flow, id, number, kind, outcome, spared)
 
+-- name: ended_plainly
+-- Endings that owe flows nothing and have no more than the event that rides with each.
+with
+-- include: ended_rows
+select ended.id from ended
+
 -- name: ended_leases
 with
 -- include: ended_rows

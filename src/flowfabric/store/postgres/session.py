@@ -10,6 +10,7 @@ from uuid import UUID
 
 import asyncpg
 
+from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.store.clock import StoreClock
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
@@ -36,6 +37,8 @@ class Learned:
     def __init__(self) -> None:
         self.suspects = True
         """Whether a suspect waited at the last claim."""
+        self.rivals_until = Millis(0)
+        """Until when claims expect to meet rows that others have locked."""
         self.special: set[tuple[str, ...]] = set()
         """Lanes of claims that met a lane which drains or has a concurrency."""
         self.low_water = LowWaterMarks()
