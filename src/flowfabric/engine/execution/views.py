@@ -23,6 +23,7 @@ from flowfabric.core.base.numbers import (
     check_names,
     check_seconds,
     check_whole,
+    check_word,
 )
 from flowfabric.core.base.text import check_tag, check_text
 from flowfabric.core.base.time import NO_TIME, Millis, check_moment
@@ -457,7 +458,9 @@ def _bounded(query: Query, cursor: str | None) -> Query:
         namespace=_text(query.namespace, "namespace"),
         lane=_text(query.lane, "lane"),
         kind=_text(query.kind, "kind"),
-        states=tuple(_state(state) for state in check_names(query.states, "states")),
+        states=tuple(
+            check_word(each, PublicState, "state") for each in check_names(query.states, "states")
+        ),
         tag=None if query.tag is None else check_tag(query.tag),
         flow=None if query.flow is None else parse_uuid(query.flow, "flow"),
         created_from=_moment(query.created_from),
@@ -470,14 +473,6 @@ def _bounded(query: Query, cursor: str | None) -> Query:
 
 def _text(value: str | None, what: str) -> str | None:
     return None if value is None else check_text(value, what)
-
-
-def _state(word: object) -> PublicState:
-    text = check_text(word, "state")
-    try:
-        return PublicState(text)
-    except ValueError:
-        raise Invalid(f"{text[:80]!r} is not a state of a run") from None
 
 
 def _after(cursor: object) -> tuple[Millis, UUID] | None:

@@ -24,7 +24,13 @@ from flowfabric.core.base.errors import (
     StaleRevision,
 )
 from flowfabric.core.base.ids import ExecutionId, parse_uuid
-from flowfabric.core.base.numbers import Seconds, check_flag, check_kind_of, check_seconds
+from flowfabric.core.base.numbers import (
+    Seconds,
+    check_flag,
+    check_kind_of,
+    check_seconds,
+    check_word,
+)
 from flowfabric.core.base.pages import in_pages
 from flowfabric.core.base.text import (
     MAX_NAME,
@@ -44,7 +50,6 @@ from flowfabric.core.flow import children, grow
 from flowfabric.core.flow.cancel import (
     announce,
     cancel_entries,
-    check_cancel_policy,
     takes_members_along,
 )
 from flowfabric.core.flow.graph import Graph, Plan, check_graph, plan
@@ -373,7 +378,7 @@ class Flows(Service):
         key = parse_uuid(flow, "flow")
         word = None if named is None else check_text(named, "policy", limit=MAX_NAME)
         text = check_text(reason, "reason", limit=MAX_REASON)
-        chosen = check_cancel_policy(policy)
+        chosen = check_word(policy, CancelPolicy, "the policy of a cancel")
         seen = None
         with suppress(Corruption):  # of a member: cancelling the others does not need it
             seen = await self._resolver.resolve(key)  # what is over already cannot be cancelled

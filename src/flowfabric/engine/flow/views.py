@@ -15,8 +15,9 @@ from flowfabric.core.base.numbers import (
     check_limit,
     check_names,
     check_seconds,
+    check_word,
 )
-from flowfabric.core.base.text import check_kind, check_namespace, check_tag, check_text
+from flowfabric.core.base.text import check_kind, check_namespace, check_tag
 from flowfabric.core.base.time import Millis, check_moment
 from flowfabric.core.execution.model import (
     Ended,
@@ -133,7 +134,9 @@ class FlowViews(Service):
         query = FlowQuery(
             namespace=None if namespace is None else check_namespace(namespace),
             kind=None if kind is None else check_kind(kind),
-            states=tuple(_state(state) for state in check_names(states, "states")),
+            states=tuple(
+                check_word(each, FlowState, "state") for each in check_names(states, "states")
+            ),
             tag=None if tag is None else check_tag(tag),
             after=None if after is None else _cursor(after),
             limit=wanted,
@@ -326,14 +329,6 @@ def _here(id: str, flow: UUID) -> tuple[UUID, ...]:
     """The execution, if it can be a member: with another partition the id is of another one."""
     found = ExecutionId(id)
     return (found.uuid,) if found.partition_index in (ANYWHERE, flow_partition(flow)) else ()
-
-
-def _state(word: object) -> FlowState:
-    text = check_text(word, "state")
-    try:
-        return FlowState(text)
-    except ValueError:
-        raise Invalid(f"{text[:80]!r} is not a state of a flow") from None
 
 
 def _cursor(after: object) -> tuple[Millis, UUID]:

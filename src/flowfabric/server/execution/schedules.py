@@ -9,6 +9,7 @@ from litestar.params import FromPath, JSONBody
 from msgspec import Struct, field
 
 from flowfabric.core.base.errors import Invalid, NotFound
+from flowfabric.core.base.numbers import check_word
 from flowfabric.core.base.time import Millis, parse_span
 from flowfabric.core.execution.schedule import CatchUp, Schedule
 from flowfabric.core.execution.submission import Submitted
@@ -77,17 +78,13 @@ async def put_schedule(
 
 
 def _schedule(name: str, data: NewSchedule) -> Schedule:
-    try:
-        catch_up = CatchUp(data.catch_up)
-    except ValueError:
-        raise Invalid(f"catch_up must be one of {', '.join(CatchUp)}") from None
     return Schedule(
         name=name,
         kind=data.execution_kind,
         cron=data.cron,
+        catch_up=check_word(data.catch_up, CatchUp, "catch_up"),
         every=None if data.every is None else Millis(parse_span(data.every, "every")),
         timezone=data.timezone,
-        catch_up=catch_up,
         payload=read_bytes(data.input_payload, "input_payload"),
         namespace=data.namespace,
         lane=data.lane_id,
