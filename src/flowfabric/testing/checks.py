@@ -67,8 +67,8 @@ class Checks:
         """The names of the signals, approvals and callbacks that a suspended run waits for."""
         uuid = self._id(run).uuid
         snapshot = at_once(self._engine().store.load([uuid])).get(uuid)
-        waits = None if snapshot is None else snapshot.life.waits
-        return [] if waits is None else list(dict.fromkeys(each.key for each in waits.active))
+        waits = () if snapshot is None else snapshot.waits.active
+        return list(dict.fromkeys(each.key for each in waits))
 
     def assert_completed(self, run: Run[Any]) -> None:
         """Asserts that the run ended in success."""

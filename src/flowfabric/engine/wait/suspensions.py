@@ -29,7 +29,6 @@ from flowfabric.core.wait.condition.model import AllTrue, AnyTrue, is_answerable
 from flowfabric.core.wait.credential import needs_of_tokens, revoked_at
 from flowfabric.core.wait.keyring import Key, Keyring, verifies
 from flowfabric.core.wait.model import (
-    NO_WAITS,
     Loaded,
     Needs,
     Signal,
@@ -383,9 +382,10 @@ class Suspensions(Service):
         open none. The handle of the suspended execution reads them as well."""
         id, owner = self._attempts.unpack(owned)
         snapshot = await self._load(id)
-        waits = NO_WAITS if snapshot is None else snapshot.life.waits or NO_WAITS
-        last = waits.last if waits.suspension is None else None
-        if snapshot is None or last is None or last.closer is None:
+        if snapshot is None or snapshot.waits.suspension is not None:
+            return []
+        last = snapshot.waits.last
+        if last is None or last.closer is None:
             return []
         if owner.attempt_id != snapshot.attempt_id_of(last.attempt):
             return []
@@ -411,8 +411,7 @@ class Suspensions(Service):
 
     async def _flush_looks(self, uuids: list[UUID]) -> list[int | Exception]:
         found = await self._context.store.load(uuids)
-        waits = [found[uuid].life.waits if uuid in found else None for uuid in uuids]
-        return [0 if each is None else each.signals for each in waits]
+        return [found[uuid].waits.signals if uuid in found else 0 for uuid in uuids]
 
     async def _signed(self, request: Suspend) -> Suspend:
         """With a key for its fresh waitpoints; if all exist already, none is made for them."""
@@ -432,7 +431,7 @@ class Suspensions(Service):
 
     async def _rows(self, snapshot: Snapshot) -> dict[UUID, Waitpoint]:
         """The open waitpoints of an execution."""
-        wanted = tuple({p.id for p in (snapshot.life.waits or NO_WAITS).open})
+        wanted = tuple({p.id for p in snapshot.waits.open})
         if not wanted:
             return {}
         return (await self._loads.put(Needs(snapshot.execution.uuid, wanted))).waitpoints

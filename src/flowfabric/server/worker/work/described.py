@@ -172,8 +172,7 @@ async def _steps(engine: Engine, claim: Claim) -> list[StepOnRecord]:
 
 
 async def _signals(engine: Engine, claim: Claim) -> list[ResumeSignal]:
-    waits = claim.snapshot.life.waits
-    if claim.lease.start is not Start.CONTINUE or waits is None or waits.last is None:
+    if claim.lease.start is not Start.CONTINUE or claim.snapshot.waits.last is None:
         return []
     return [describe_signal(signal) for signal in await engine.suspensions.observe(claim)]
 
