@@ -45,6 +45,7 @@ from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.attempts import Attempts, Owned
 from flowfabric.engine.execution.claims import Claim
+from flowfabric.engine.wait.signals import signals_of
 from flowfabric.store.queries import SuspendedIn
 
 log = logging.getLogger("flowfabric.suspensions")
@@ -396,16 +397,8 @@ class Suspensions(Service):
 
     async def signals_of(self, uuid: UUID, suspension: UUID) -> list[Signal]:
         """Every signal that counted for a suspension, in the order they came."""
-        parse_uuid(uuid, "execution")
-        parse_uuid(suspension, "suspension")
-        found: list[Signal] = []
-        while page := await self._context.store.signals(
-            uuid, suspension=suspension, after=found[-1].number if found else 0, limit=MAX_PAGE
-        ):
-            found += [row.signal for row in page]
-            if len(page) < MAX_PAGE:
-                break
-        return found
+        key, target = parse_uuid(uuid, "execution"), parse_uuid(suspension, "suspension")
+        return await signals_of(self._context.store, key, target)
 
     # -- how
 
