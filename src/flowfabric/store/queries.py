@@ -336,6 +336,12 @@ class Owing(Struct, frozen=True):
     entries: Sequence[OutboxEntry]
     open: Set[UUID]
 
+    def by_flow(self) -> dict[UUID, list[OutboxEntry]]:
+        found: dict[UUID, list[OutboxEntry]] = {}
+        for entry in self.entries:
+            found.setdefault(entry.flow, []).append(entry)
+        return found
+
 
 class FlowQuery(Struct, frozen=True, kw_only=True):
     """Flows by (created_at, id)."""

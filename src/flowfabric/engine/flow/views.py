@@ -31,7 +31,7 @@ from flowfabric.core.execution.status import PublicState, public_state
 from flowfabric.core.flow.cancel import is_orphan
 from flowfabric.core.flow.join import Edge, EdgeState, Join
 from flowfabric.core.flow.model import Flow, FlowState, count_outbox, known
-from flowfabric.core.flow.outbox import OutboxEntry, is_spared
+from flowfabric.core.flow.outbox import is_spared
 from flowfabric.core.flow.status import PublicFlowState, public_flow_state
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.records import find
@@ -221,8 +221,7 @@ class FlowViews(Service):
     async def eligibility(self, id: str) -> str:
         """Why an execution may run or may not, as far as its dependencies go, in one word:
         `not_found`, `impossible` (it was skipped), `not_runnable` (a worker has it, it is suspended
-        or has ended otherwise),
-        `blocked_by_dependencies` or `eligible`."""
+        or has ended otherwise), `blocked_by_dependencies` or `eligible`."""
         snapshot = await self._load(id)
         if snapshot is None:
             return "not_found"
@@ -286,14 +285,11 @@ class FlowViews(Service):
         if not ids:
             return {}
         seen = await self._context.store.owing(ids, MAX_ENTRIES)
-        owed: dict[UUID, list[OutboxEntry]] = {}
-        for entry in seen.entries:
-            owed.setdefault(entry.flow, []).append(entry)
         found = dict(seen.flows)
-        for id in owed.keys() & found.keys():
-            flow = found[id]
-            counted = count_outbox(flow, flow.mutated_at, tuple(owed[id])).after
-            found[id] = replace(counted, version=flow.version)
+        for id, owed in seen.by_flow().items():
+            if (flow := found.get(id)) is not None:
+                counted = count_outbox(flow, flow.mutated_at, tuple(owed)).after
+                found[id] = replace(counted, version=flow.version)
         return found
 
     async def _flush_ended(
