@@ -72,7 +72,7 @@ class HandlerWatch:
         hold = self.hold
         if hold is None or hold.reached or hold.recorded is not recorded:
             return
-        if not is_step(step.name, hold.step):
+        if not is_named(step.name, hold.step):
             return
         hold.reached = True
         key = claim.uuid, claim.epoch
@@ -173,9 +173,6 @@ class WatchedStreams(Streams):
                 return page
             await self._drive(ExecutionId(id), None)
         return await look(block=block)
-
-
-is_step = is_named
 
 
 def seconds_of(timeout: Seconds | None) -> float | None:
