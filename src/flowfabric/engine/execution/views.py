@@ -25,6 +25,7 @@ from flowfabric.core.base.numbers import (
     check_whole,
     check_word,
 )
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.text import check_tag, check_text
 from flowfabric.core.base.time import NO_TIME, Millis, check_moment
 from flowfabric.core.execution.attempts import inline_attempts
@@ -66,8 +67,6 @@ from flowfabric.store.queries import (
     Query,
 )
 from flowfabric.store.readable import named, readable
-
-MAX_PAGE = 1000
 
 FAILURES_READ = 20_000
 """Most failed executions that are read to be grouped."""

@@ -17,6 +17,7 @@ from flowfabric.core.base.numbers import (
     check_seconds,
     check_word,
 )
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.text import check_kind, check_namespace, check_tag
 from flowfabric.core.base.time import Millis, check_moment
 from flowfabric.core.execution.model import (
@@ -43,7 +44,6 @@ from flowfabric.store.queries import EdgeQuery, FlowQuery, MembersOf
 from flowfabric.store.rows.record import FLOWS
 
 MAX_ENTRIES = 100_000
-MAX_PAGE = 1000
 
 
 class Member(Struct, frozen=True):

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.ids import parse_uuid
 from flowfabric.core.base.numbers import check_limit, check_whole
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.shape import check_shape
 from flowfabric.core.base.text import (
     MAX_KEY,
@@ -37,8 +38,6 @@ from flowfabric.core.wait.token import Token, peek, peek_with_kid
 from flowfabric.core.wait.waitpoint import AskedDecision, asked_decision
 from flowfabric.engine.context import Service
 from flowfabric.store.contract import Store
-
-MAX_PAGE = 1000
 
 
 async def signals_of(store: Store, uuid: UUID, suspension: UUID) -> list[Signal]:

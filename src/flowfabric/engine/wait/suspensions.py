@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import AlreadySuspended, Invalid, NoSigningKey, NotFound
 from flowfabric.core.base.ids import ExecutionId, parse_uuid
 from flowfabric.core.base.numbers import check_flag, check_kind_of, check_limit, check_names
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.text import (
     MAX_REASON,
     check_namespace,
@@ -51,7 +52,6 @@ from flowfabric.store.queries import SuspendedIn
 log = logging.getLogger("flowfabric.suspensions")
 
 PAGE = 100
-MAX_PAGE = 1000
 KNOWN = 5_000
 """Most rows of waitpoints, and most of their tokens, that are kept in memory."""
 

@@ -10,13 +10,14 @@ from msgspec import Struct, field
 
 from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.numbers import check_word
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.time import Millis, parse_span
 from flowfabric.core.execution.schedule import CatchUp, Schedule
 from flowfabric.core.execution.submission import Submitted
 from flowfabric.server.caller.access import caller_of, check_namespace, needs
 from flowfabric.server.context import engine_of
 from flowfabric.server.http.documents import document, respond_page
-from flowfabric.server.http.parameters import MAX_PAGE, Cursor, PageLimit
+from flowfabric.server.http.parameters import Cursor, PageLimit
 from flowfabric.server.http.shown import page, shown
 from flowfabric.server.http.wire import Bytes, read_bytes, respond
 

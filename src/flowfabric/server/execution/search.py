@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from flowfabric.core.base.errors import NotFound
 from flowfabric.core.base.numbers import check_limit
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.plain import plain_bytes
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.history import StepView
@@ -24,7 +25,6 @@ from flowfabric.server.context import engine_of
 from flowfabric.server.http.documents import document, plain
 from flowfabric.server.http.long_polls import while_wanted
 from flowfabric.server.http.parameters import (
-    MAX_PAGE,
     MAX_WAIT,
     Cursor,
     Namespace,

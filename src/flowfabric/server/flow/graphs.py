@@ -12,6 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.numbers import check_word
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.time import Millis
 from flowfabric.core.flow.grow import check_k
 from flowfabric.core.flow.join import AllOf, AnyOf, EdgeState, Join, JoinPolicy, Quorum, Rest
@@ -23,7 +24,6 @@ from flowfabric.server.context import engine_of
 from flowfabric.server.http.documents import document, plain, respond_page
 from flowfabric.server.http.long_polls import while_wanted
 from flowfabric.server.http.parameters import (
-    MAX_PAGE,
     Cursor,
     ListLimit,
     Namespace,

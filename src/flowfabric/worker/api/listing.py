@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.ids import RunId
 from flowfabric.core.base.numbers import check_flag, check_whole, check_word
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.time import (
     Millis,
     from_datetime,
@@ -21,7 +22,7 @@ from flowfabric.core.base.time import (
 )
 from flowfabric.core.execution.model import Failure
 from flowfabric.core.execution.status import PublicState
-from flowfabric.engine.execution.views import MAX_PAGE, Info
+from flowfabric.engine.execution.views import Info
 from flowfabric.store.queries import Query
 from flowfabric.worker.api.blocking import Block, blocking
 from flowfabric.worker.api.client import Client
