@@ -302,7 +302,7 @@ class Grants(Service):
     async def _admitted(self, snapshot: Snapshot) -> Snapshot:
         if not await self._budget_gate.check([Taken(snapshot, b"")]):
             raise NotEligible(
-                "a budget of the run is used up; the run waits until the budget has room"
+                f"a budget of {snapshot.run} is used up; the run waits until the budget has room"
             )
         return snapshot
 

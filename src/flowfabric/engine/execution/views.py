@@ -642,7 +642,7 @@ def _lease_view(snapshot: Snapshot) -> LeaseView | None:
 def _ending(id: ExecutionId, snapshot: Snapshot) -> Ending:
     ended = snapshot.state
     if not isinstance(ended, Ended):
-        raise Invalid("the run has not ended")
+        raise Invalid(f"{snapshot.run} has not ended")
     return Ending(
         id=id,
         outcome=ended.outcome,

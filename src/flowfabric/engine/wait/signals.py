@@ -105,7 +105,7 @@ class Signals(Service):
         def rule(found: Snapshot | None, now: Millis, loaded: Loaded) -> Change[SignalAnswer]:
             found = present(found, id)
             if found.execution.route.lane != lane:
-                raise Invalid(f"lane_mismatch: the run is in {found.execution.route.lane}")
+                raise Invalid(f"lane_mismatch: {found.run} is in {found.execution.route.lane}")
             return rules.deliver(found, now, loaded, delivery)
 
         return await self._decide_loaded(
