@@ -205,6 +205,9 @@ class Counts(Struct, frozen=True):
     capped: frozenset[str]
 
 
+MAX_EXAMINED = 10_000
+"""Most executions that one page of a list looks at."""
+
 NEWEST = -1
 """The cursor from which only events of the future are seen."""
 
