@@ -18,8 +18,9 @@ from flowfabric.engine.context import EngineContext
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.attempts import Attempts, Owned
 from flowfabric.engine.execution.claims import Claim
+from flowfabric.engine.execution.described import Ending
 from flowfabric.engine.execution.streams import FramePage, Streams
-from flowfabric.engine.execution.views import Ending, Views
+from flowfabric.engine.execution.views import Views
 from flowfabric.engine.flow.resolver import FlowResolver
 from flowfabric.engine.flow.views import FlowViews
 from flowfabric.worker.errors import Unwind

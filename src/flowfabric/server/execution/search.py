@@ -18,7 +18,7 @@ from flowfabric.core.execution.model import Attempt
 from flowfabric.core.execution.status import ENDED, PublicState
 from flowfabric.core.explain.reasons import Explanation
 from flowfabric.core.wait.model import ReceivedSignal
-from flowfabric.engine.execution.views import Description, Ending, Info
+from flowfabric.engine.execution.described import Description, Ending, Info
 from flowfabric.server.caller.access import caller_of, check_again, needs, run_filter
 from flowfabric.server.caller.explanations import without_foreign_runs
 from flowfabric.server.context import engine_of

@@ -22,7 +22,7 @@ from flowfabric.core.base.time import (
 )
 from flowfabric.core.execution.model import Failure
 from flowfabric.core.execution.status import PublicState
-from flowfabric.engine.execution.views import Info
+from flowfabric.engine.execution.described import Info
 from flowfabric.store.queries import Query
 from flowfabric.worker.api.blocking import Block, blocking
 from flowfabric.worker.api.client import Client

@@ -21,7 +21,7 @@ from flowfabric.core.flow.join import AllOf
 from flowfabric.core.wait.model import Signal
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.execution.views import CleanupRequest
+from flowfabric.engine.execution.described import CleanupRequest
 from flowfabric.engine.flow.passing import counting_edges, passed_results
 from flowfabric.server.http.wire import Json, media_type
 from flowfabric.server.worker.work.answers import (
