@@ -36,7 +36,7 @@ async def test_a_match_behind_many_newer_runs_is_found(
     site: Site, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server looks at so many runs for a request; the page goes on where it stopped."""
-    monkeypatch.setattr(lists, "WINDOW", 100)
+    monkeypatch.setattr(lists, "MAX_EXAMINED", 100)
     await site.engine.executions.submit(Submission(kind="lonely", lane=IDLE, payload=b"{}"))
     await _submit(site, "newer", 950)
     page = await visitor.go("executions?kind=lonely")

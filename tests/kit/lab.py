@@ -13,7 +13,7 @@ from flowfabric.core.execution.event import StoredEvent
 from flowfabric.core.execution.model import Failure, WorkerIdentity
 from flowfabric.core.execution.status import PublicState, Vector
 from flowfabric.core.execution.submission import Submission, Submitted
-from flowfabric.engine.context import Options
+from flowfabric.engine.context import EngineOptions
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.store.clock import ManualClock
@@ -31,7 +31,7 @@ class Lab:
 
     @classmethod
     async def open(cls, store: Store, clock: ManualClock, **options: Any) -> "Lab":
-        return cls(await Engine.open(store, options=Options(**options)), clock)
+        return cls(await Engine.open(store, options=EngineOptions(**options)), clock)
 
     async def submit(self, kind: str = "job", **members: Any) -> ExecutionId:
         """A fresh execution; fails if it is a duplicate."""

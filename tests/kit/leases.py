@@ -14,7 +14,7 @@ from flowfabric.core.execution.status import (
     Vector,
 )
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.execution.views import Description, LeaseView
+from flowfabric.engine.execution.described import Description, LeaseView
 from tests.kit.lab import TTL, W2, Lab
 
 UNKNOWN = ExecutionId.solo("default", new_uuid7(1, 1))

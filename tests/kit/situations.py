@@ -29,7 +29,7 @@ from flowfabric.core.wait.condition.model import Single
 from flowfabric.core.wait.model import Loaded
 from flowfabric.core.wait.request import Binding, Suspend, Wait
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.execution.views import Description
+from flowfabric.engine.execution.described import Description
 from tests.kit.lab import TTL, W1, Lab
 
 DELAY = Millis(10_000)

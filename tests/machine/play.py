@@ -21,7 +21,7 @@ from flowfabric.core.execution.lease import Taking
 from flowfabric.core.execution.model import Ended, Lost, Ready, Snapshot, WorkerIdentity
 from flowfabric.core.wait.model import Waitpoint
 from flowfabric.core.wait.suspend import AlreadyMet, NowSuspended
-from flowfabric.engine.context import Options
+from flowfabric.engine.context import EngineOptions
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.attempts import FencedExecution, Owned
 from flowfabric.engine.execution.claims import Claim
@@ -108,7 +108,7 @@ class Play:
         self.engine = await self._engine(self.rivals.store)
 
     async def _engine(self, store: Store) -> Engine:
-        options = Options(retention=Millis(RETENTION), reclaim_grace=Millis(self.grace))
+        options = EngineOptions(retention=Millis(RETENTION), reclaim_grace=Millis(self.grace))
         return await Engine.open(store, options=options, jitter=random.Random(0))
 
     @property

@@ -227,7 +227,7 @@ async def test_a_page_can_be_filtered(bench: Bench) -> None:
 async def test_a_page_looks_at_a_bounded_number_and_says_where_it_stopped(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, newest_first: bool
 ) -> None:
-    monkeypatch.setattr(lists, "EXAMINED", 4)
+    monkeypatch.setattr(lists, "MAX_EXAMINED", 4)
     await bench.submit_many(6)
     bench.clock.advance(1)
     rare = await bench.submit(kind="rare")
@@ -321,7 +321,7 @@ async def test_counting_stops_somewhere_and_says_so(
     await bench.submit_many(4, namespace="n")
     await bench.submit_many(1, namespace="m", delay_until=bench.now + 5)
     assert (await bench.store.counts(None, None)).by_state["waiting"] == 4
-    monkeypatch.setattr(lists, "COUNTED", 3)
+    monkeypatch.setattr(lists, "MAX_COUNTED", 3)
     counts = await bench.store.counts(None, None)
     assert (counts.by_state["waiting"], counts.by_state["delayed"]) == (3, 1)
     assert counts.capped == {"waiting"}
@@ -345,7 +345,7 @@ async def test_counts_of_a_lane_look_at_a_bounded_number_of_endings(
     assert await bench.store.counts(None, "rare") == Counts(
         {**dict.fromkeys(PublicState, 0), PublicState.COMPLETED: 1}, frozenset()
     )
-    monkeypatch.setattr(lists, "COUNTED", 1)
+    monkeypatch.setattr(lists, "MAX_COUNTED", 1)
     counts = await bench.store.counts(None, "rare")
     assert counts.by_state[PublicState.COMPLETED] <= 1
     assert counts.capped == {PublicState.COMPLETED}

@@ -131,7 +131,7 @@ async def test_a_list_of_a_state_has_exactly_those_in_it(bench: Bench) -> None:
 async def test_a_page_looks_at_a_bounded_number_of_rows(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lists, "WINDOW", 50)
+    monkeypatch.setattr(lists, "MAX_EXAMINED", 50)
     await bench.submit_many(120)
     bench.clock.advance(1)
     last = await bench.submit("rare")
@@ -155,7 +155,7 @@ async def test_executions_are_counted_by_public_state(bench: Bench) -> None:
 
 
 async def test_counting_stops_and_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lists, "MOST", 10)
+    monkeypatch.setattr(lists, "MAX_COUNTED", 10)
     await bench.submit_many(10)
     assert (await bench.store.counts(None, None)).capped == frozenset()
     await bench.submit_many(20)

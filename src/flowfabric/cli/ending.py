@@ -16,7 +16,7 @@ from flowfabric.core.base.time import parse_span
 from flowfabric.core.execution.model import Outcome
 from flowfabric.core.execution.status import PublicState, outcome_word
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.execution.views import Description, Ending
+from flowfabric.engine.execution.described import Description, Ending
 from flowfabric.worker.api.described import blocked_because
 
 LOOK_EVERY = 0.25

@@ -11,8 +11,8 @@ from rich.text import Text
 from flowfabric.cli.activity import StoreMoment
 from flowfabric.cli.format import first_line, local, span
 from flowfabric.cli.output import printable
+from flowfabric.core.base.pages import MAX_COUNTED
 from flowfabric.core.execution.status import PublicState
-from flowfabric.store.activity import MOST
 
 UNBOUNDED = 1_000_000
 """The height of a page that no terminal shows."""
@@ -128,7 +128,7 @@ def _lanes(frame: StoreMoment) -> Panel:
     rows = [
         (
             lane.lane,
-            f"{lane.ready:,}{'+' if lane.ready >= MOST else ''}",
+            f"{lane.ready:,}{'+' if lane.ready >= MAX_COUNTED else ''}",
             f"{lane.running:,}",
             "" if lane.oldest_at is None else span(max(0, frame.at - lane.oldest_at)),
         )

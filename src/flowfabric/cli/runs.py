@@ -40,7 +40,7 @@ from flowfabric.core.execution.status import (
 )
 from flowfabric.core.wait.waitpoint import OpenWaitpoint
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.execution.views import Info, Infos
+from flowfabric.engine.execution.described import Info, Infos
 from flowfabric.fabric import Fabric
 from flowfabric.store.queries import Query
 from flowfabric.worker.api.described import (

@@ -50,6 +50,7 @@ _WAITPOINTS = int(Flags.WAITPOINTS)  # flags are slow
 class EngineOptions(Struct, frozen=True, kw_only=True):
     """How an engine behaves. Every process of a deployment should use the same, apart from
     `sweep_namespace` and `sweep_tag`. Spans are "7d", timedeltas, or whole numbers of milliseconds.
+    `flowfabric.Options` is the form for applications, where numbers are seconds.
 
     `retention` is how long an ended execution is kept; `reclaim_grace` how long a lost one waits
     before another worker may take it. `waitpoint_secret` (64 hex digits) becomes the first key
@@ -82,7 +83,6 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
 
     def _check(self) -> None:
         """Raises Invalid if a member makes no sense."""
-        _ = self.kept_for, self.grace, self.rank_step
         if self.waitpoint_secret is not None:
             check_text(self.waitpoint_secret, "waitpoint_secret")
         check_flag(self.make_keys, "make_keys")
@@ -118,10 +118,6 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
             f"{type(self).__name__}(retention={self.retention}, aging={self.aging}, "
             f"reclaim_grace={self.reclaim_grace})"
         )
-
-
-Options = EngineOptions
-"""In this layer; `flowfabric.Options` is the form for applications, where numbers are seconds."""
 
 
 class EngineContext(Struct):

@@ -188,8 +188,7 @@ class _RunLook:
 
     async def _members(self, snapshot: Snapshot, depth: int) -> dict[str, Sequence[Upstream]]:
         """What is still to end in the flows it waits for."""
-        waits = snapshot.life.waits
-        flows = {} if waits is None else {point.key: flow_at(point.key) for point in waits.active}
+        flows = {point.key: flow_at(point.key) for point in snapshot.waits.active}
         return {
             key: await self._around_each(
                 await self._store.snapshots(MembersOf(flow, limit=MAX_UPSTREAMS, living=True)),

@@ -14,6 +14,7 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.numbers import check_flag, check_limit, check_whole
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.text import check_namespace, check_text, check_worker
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import lease as leases
@@ -42,7 +43,6 @@ from flowfabric.store.rows.record import PRESENCES
 
 T = TypeVar("T")
 
-MAX_PAGE = 1000
 PAGE = 500
 LOOK_EVERY = Millis(1_000)
 ABANDONED_AFTER = Millis(5_000)

@@ -9,9 +9,6 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind
 from flowfabric.store.contract import Store
 
-MOST = 100_000
-"""Where counting stops."""
-
 UNKNOWN = 1 << 62
 """The cursor of a first look: it asks for no events, only for the last number."""
 
@@ -20,8 +17,8 @@ SUBMITTED, LAST = 0, -1
 
 
 class LaneActivity(Struct, frozen=True):
-    """What waits for a worker in a lane (up to `MOST` of each route), what runs, and when the first
-    in line was created."""
+    """What waits for a worker in a lane (up to `MAX_COUNTED` of each route), what runs, and when
+    the first in line was created."""
 
     lane: str
     ready: int

@@ -205,6 +205,9 @@ class Counts(Struct, frozen=True):
     capped: frozenset[str]
 
 
+MAX_EXAMINED = 10_000
+"""Most executions that one page of a list looks at."""
+
 NEWEST = -1
 """The cursor from which only events of the future are seen."""
 
@@ -335,6 +338,12 @@ class Owing(Struct, frozen=True):
     flows: Mapping[UUID, Flow]
     entries: Sequence[OutboxEntry]
     open: Set[UUID]
+
+    def by_flow(self) -> dict[UUID, list[OutboxEntry]]:
+        found: dict[UUID, list[OutboxEntry]] = {}
+        for entry in self.entries:
+            found.setdefault(entry.flow, []).append(entry)
+        return found
 
 
 class FlowQuery(Struct, frozen=True, kw_only=True):

@@ -12,11 +12,11 @@ from flowfabric.core.base.ids import RunId
 from flowfabric.core.execution.history import plain_name
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Recorded
+from flowfabric.core.execution.step_order import is_named
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.views import Views
 from flowfabric.engine.limit.rounds import Rounds
 from flowfabric.testing.stuck import summary
-from flowfabric.testing.watch import is_step
 from flowfabric.worker.api.described import RunDescription, describe_run
 from flowfabric.worker.api.ids import find_id
 from flowfabric.worker.api.run import Run
@@ -67,8 +67,8 @@ class Checks:
         """The names of the signals, approvals and callbacks that a suspended run waits for."""
         uuid = self._id(run).uuid
         snapshot = at_once(self._engine().store.load([uuid])).get(uuid)
-        waits = None if snapshot is None else snapshot.life.waits
-        return [] if waits is None else list(dict.fromkeys(each.key for each in waits.active))
+        waits = () if snapshot is None else snapshot.waits.active
+        return list(dict.fromkeys(each.key for each in waits))
 
     def assert_completed(self, run: Run[Any]) -> None:
         """Asserts that the run ended in success."""
@@ -85,7 +85,7 @@ class Checks:
     def assert_steps(self, run: Run[Any], names: Sequence[str]) -> None:
         """Asserts that the run has recorded exactly these steps, in this order (see `steps`)."""
         found = self.steps(run)
-        if len(found) != len(names) or not all(map(is_step, found, names)):
+        if len(found) != len(names) or not all(map(is_named, found, names)):
             raise AssertionError(
                 f"{self.summary(run)}\n  expected steps {list(names)}\n  recorded steps {found}"
             )

@@ -15,7 +15,7 @@ from flowfabric.core.base.time import Millis, parse_span
 from flowfabric.core.execution.lease import MAX_TTL
 from flowfabric.core.execution.status import ENDED, Blocking, PublicState
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.execution.views import Info
+from flowfabric.engine.execution.described import Info
 from flowfabric.fabric import Fabric
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.queries import Query

@@ -18,8 +18,9 @@ from flowfabric.engine.context import EngineContext
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.attempts import Attempts, Owned
 from flowfabric.engine.execution.claims import Claim
+from flowfabric.engine.execution.described import Ending
 from flowfabric.engine.execution.streams import FramePage, Streams
-from flowfabric.engine.execution.views import Ending, Views
+from flowfabric.engine.execution.views import Views
 from flowfabric.engine.flow.resolver import FlowResolver
 from flowfabric.engine.flow.views import FlowViews
 from flowfabric.worker.errors import Unwind
@@ -72,7 +73,7 @@ class HandlerWatch:
         hold = self.hold
         if hold is None or hold.reached or hold.recorded is not recorded:
             return
-        if not is_step(step.name, hold.step):
+        if not is_named(step.name, hold.step):
             return
         hold.reached = True
         key = claim.uuid, claim.epoch
@@ -173,9 +174,6 @@ class WatchedStreams(Streams):
                 return page
             await self._drive(ExecutionId(id), None)
         return await look(block=block)
-
-
-is_step = is_named
 
 
 def seconds_of(timeout: Seconds | None) -> float | None:

@@ -27,7 +27,7 @@ from flowfabric.core.execution.status import (
 )
 from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.execution.attempts import FencedExecution
-from flowfabric.engine.execution.views import LeaseView
+from flowfabric.engine.execution.described import LeaseView
 from flowfabric.store.queries import Renewal
 from tests.kit.lab import TTL, W1, W2, Lab
 from tests.kit.leases import RUNNING, UNKNOWN, describe, lease_of, lost_vector

@@ -15,7 +15,7 @@ from flowfabric.core.execution.model import Failure
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.execution import views as views_module
-from flowfabric.engine.execution.views import Info
+from flowfabric.engine.execution.described import Info
 from flowfabric.store.queries import Query
 from tests.kit import situations
 from tests.kit.lab import Lab

@@ -20,7 +20,7 @@ from flowfabric.core.execution.model import (
 )
 from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.commit import watcher
-from flowfabric.engine.execution.views import Ending
+from flowfabric.engine.execution.described import Ending
 from tests.kit import situations
 from tests.kit.lab import Lab
 from tests.kit.situations import ENDED, described, load, missing_ids, take

@@ -16,7 +16,7 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
-from flowfabric.engine.context import Options
+from flowfabric.engine.context import EngineOptions
 from flowfabric.engine.execution.claims import Claim
 from flowfabric.store.clock import ManualClock
 from flowfabric.store.contract import Store
@@ -267,6 +267,6 @@ async def test_without_aging_priority_always_comes_first(lab: Lab) -> None:
 def test_aging_is_a_span() -> None:
     for wrong in (0, -1, True, 1.5, "0s", "soon", 10**15):
         with pytest.raises(Invalid):
-            Options(aging=wrong)  # type: ignore[arg-type]
-    assert Options(aging="1s").rank_step == 1_000
-    assert Options(aging=Millis(1)).rank_step == 1
+            EngineOptions(aging=wrong)  # type: ignore[arg-type]
+    assert EngineOptions(aging="1s").rank_step == 1_000
+    assert EngineOptions(aging=Millis(1)).rank_step == 1

@@ -29,7 +29,7 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.status import PublicState, Vector
 from flowfabric.core.execution.submission import Submission, Submitted
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.execution.views import Description, ExecutionContext
+from flowfabric.engine.execution.described import Description, ExecutionContext
 from flowfabric.store.queries import Progress, Query
 from tests.kit import situations
 from tests.kit.lab import TTL, W1, W2, Lab

@@ -22,7 +22,7 @@ from flowfabric.core.flow.model import FlowState
 from flowfabric.core.limit.quota import Quota, Rate, name_uses, queue_of
 from flowfabric.core.limit.release import Release
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.execution.views import Description, Info
+from flowfabric.engine.execution.described import Description, Info
 from flowfabric.engine.limit import releases, rounds
 from flowfabric.store import foreign
 from flowfabric.store.queries import Query

@@ -29,7 +29,7 @@ from flowfabric.core.wait import keyring
 from flowfabric.core.wait.condition.model import Count, CountKind
 from flowfabric.core.wait.keyring import AlreadySeeded, Kids, Noop, Rotated, Seeded
 from flowfabric.core.wait.model import Effect
-from flowfabric.engine.context import Options
+from flowfabric.engine.context import EngineOptions
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.wait.suspensions import Ticket
 from flowfabric.store.clock import ManualClock
@@ -157,7 +157,7 @@ async def test_a_configured_secret_that_is_none_is_refused_at_once(
 ) -> None:
     """Before the first request; the text says what is expected, and never what was given"""
     with pytest.raises(InvalidSecretHex, match="must be exactly 64 hex digits, not") as caught:
-        await Engine.open(store, options=Options(waitpoint_secret=wrong))
+        await Engine.open(store, options=EngineOptions(waitpoint_secret=wrong))
     assert "FLOWFABRIC_WAITPOINT_SECRET" in str(caught.value)
     assert not wrong or wrong not in str(caught.value)
     await store.close()

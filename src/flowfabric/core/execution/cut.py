@@ -89,9 +89,9 @@ def _begun(snapshot: Snapshot, rows: Iterable[StepRow]) -> Iterator[str]:
             yield tried.call
         elif _is_of_open(row):
             yield row.step.name.removeprefix(NO_CALL)
-    waits = snapshot.life.waits
-    if waits is not None and waits.suspension is not None:
-        yield from (arm.step.name for arm in waits.suspension.arms if arm.step is not None)
+    suspension = snapshot.waits.suspension
+    if suspension is not None:
+        yield from (arm.step.name for arm in suspension.arms if arm.step is not None)
 
 
 def _is_before(row: StepRow, chosen: StepRow) -> bool:

@@ -90,7 +90,7 @@ def issue_grant(snapshot: Snapshot | None, now: Millis, grantee: Grantee) -> "Ch
     ready = _eligible(snapshot)
     if (granted := own_grant(snapshot, now, grantee)) is not None:
         return unchanged(granted)
-    refuse_live_hold(ready.hold, now)
+    refuse_live_hold(snapshot, now, ready.hold)
     if lacking := missing(snapshot.execution.route.capabilities, grantee.capabilities):
         raise CapabilityMismatch(lacking)
     return reserve(snapshot, now, ready, grantee, snapshot.head)
@@ -99,7 +99,7 @@ def issue_grant(snapshot: Snapshot | None, now: Millis, grantee: Grantee) -> "Ch
 def check_grantable(snapshot: Snapshot | None, now: Millis) -> "Change[None]":
     """Raises if the execution could not be granted to any worker."""
     snapshot = present(snapshot)
-    refuse_live_hold(_eligible(snapshot).hold, now)
+    refuse_live_hold(snapshot, now, _eligible(snapshot).hold)
     return unchanged(None)
 
 
@@ -109,13 +109,13 @@ def claim_granted(
     """Redeems a grant: a new attempt starts. A repeat by the same caller gets the same lease."""
     snapshot = present(snapshot)
     if (lease := own_lease(snapshot, now, taking)) is not None:
-        _check_attempt(expected_attempt, lease.attempt)
+        _check_attempt(snapshot, lease.attempt, expected_attempt)
         return unchanged(snapshot)
     ready = _leaseable(snapshot)
     if ready.next.start is Start.CONTINUE:
         raise UseClaimResumed(f"{snapshot.run} has an interrupted attempt: use claim_resumed")
     _check_grant(snapshot, now, ready.hold, taking)
-    _check_attempt(expected_attempt, ready.next.attempt)
+    _check_attempt(snapshot, ready.next.attempt, expected_attempt)
     return take(snapshot, now, ready.next, taking)
 
 
@@ -153,9 +153,9 @@ def grant_and_claim(snapshot: Snapshot | None, now: Millis, taking: Taking) -> "
             raise LeaseConflict(f"a worker holds the lease of {snapshot.run}")
         case state:
             if isinstance(state, Waiting):  # a grant outlives a block or a delay
-                refuse_live_hold(granted_hold(snapshot.head), now)
+                refuse_live_hold(snapshot, now, granted_hold(snapshot.head))
             raise NotEligible(f"{snapshot.run} does not wait for a worker, so it cannot be taken")
-    refuse_live_hold(ready.hold, now)
+    refuse_live_hold(snapshot, now, ready.hold)
     return take(snapshot, now, ready.next, taking)
 
 
@@ -168,9 +168,9 @@ def own_lease(snapshot: Snapshot, now: Millis, taking: Taking) -> Lease | None:
             return None
 
 
-def _check_attempt(expected: int | None, attempt: int) -> None:
+def _check_attempt(snapshot: Snapshot, attempt: int, expected: int | None) -> None:
     if expected is not None and expected != attempt:
-        raise StaleLease(f"the run is at attempt {attempt}, not {expected}")
+        raise StaleLease(f"{snapshot.run} is at attempt {attempt}, not {expected}")
 
 
 def _eligible(snapshot: Snapshot) -> Ready:
@@ -189,9 +189,9 @@ def _leaseable(snapshot: Snapshot) -> Ready:
             raise NotLeaseable(f"{snapshot.run} does not wait for a worker")
 
 
-def refuse_live_hold(hold: Hold | None, now: Millis) -> None:
+def refuse_live_hold(snapshot: Snapshot, now: Millis, hold: Hold | None) -> None:
     if hold is not None and hold.alive(now):
-        raise GrantExists(f"the run is granted until {hold.until}")
+        raise GrantExists(f"{snapshot.run} is granted until {hold.until}")
 
 
 def _check_grant(snapshot: Snapshot, now: Millis, hold: Hold | None, taking: Taking) -> None:

@@ -38,7 +38,7 @@ from flowfabric.core.execution.rank import clamp_priority as clamp_priority
 from flowfabric.core.execution.rank import rank_of as rank_of
 from flowfabric.core.flow.join import Join
 from flowfabric.core.limit.quota import Uses
-from flowfabric.core.wait.model import Waits
+from flowfabric.core.wait.model import NO_WAITS, Waits
 
 HANDED_BACK = "handed_back"
 """The reason of an interrupted attempt whose worker stops."""
@@ -438,6 +438,11 @@ class Snapshot(Struct, frozen=True, gc=False):
     @property
     def life(self) -> Life:
         return self.head.life
+
+    @property
+    def waits(self) -> Waits:
+        """What it waits for from outside; empty if it has never waited."""
+        return self.head.life.waits or NO_WAITS
 
     @property
     def priority(self) -> int:

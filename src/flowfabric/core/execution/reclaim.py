@@ -52,7 +52,7 @@ def check_reclaimable(
         return unchanged(NotReclaimable(f"{lost.run} is not lost"))
     if _over(lost, cap):
         return unchanged(ReclaimCapExceeded(lost.reclaims))
-    refuse_live_hold(lost.state.hold, now)
+    refuse_live_hold(lost, now, lost.state.hold)
     return unchanged(None)
 
 
@@ -116,7 +116,7 @@ def _grant_lost(
         return unchanged(ReclaimCapExceeded(snapshot.reclaims))
     if (granted := own_grant(snapshot, now, grantee)) is not None:
         return unchanged(granted)
-    refuse_live_hold(state.hold, now)
+    refuse_live_hold(snapshot, now, state.hold)
     if lacking := missing(snapshot.execution.route.capabilities, grantee.capabilities):
         return unchanged(NotReclaimable("capability_mismatch:" + ",".join(lacking)))
     flags = snapshot.head.flags  # one over the policy's cap stays SPENT: the grant may expire

@@ -161,8 +161,8 @@ def skip(
 
 
 def _check_not_waited(snapshot: Snapshot, name: str, occurrence: int) -> None:
-    waits = snapshot.life.waits
-    arms = waits.suspension.arms if waits is not None and waits.suspension is not None else ()
+    suspension = snapshot.waits.suspension
+    arms = () if suspension is None else suspension.arms
     if any(arm.step and (arm.step.name, arm.step.occurrence) == (name, occurrence) for arm in arms):
         raise NotEligible(
             f"{snapshot.run} waits at {reference(name, occurrence)!r} now; "

@@ -276,8 +276,7 @@ def blocking_detail(snapshot: Snapshot) -> str | None:
         case Lost():
             return "lease expired, awaiting reclaim"
         case Suspended():
-            active = () if life.waits is None else life.waits.active
-            return _waits_at(list(dict.fromkeys([each.key for each in active])))
+            return _waits_at(list(dict.fromkeys([each.key for each in snapshot.waits.active])))
         case _:
             return None
 

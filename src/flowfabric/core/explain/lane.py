@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
 
+from flowfabric.core.base.pages import MAX_COUNTED
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Gate, Next, Route, Start
 from flowfabric.core.execution.registry import Presence
@@ -14,9 +15,6 @@ from flowfabric.core.explain.workers import NOTHING_RUNS, Running, lane_reasons,
 from flowfabric.core.limit.lane import Lane
 from flowfabric.core.limit.quota import Uses
 from flowfabric.core.limit.release import Room
-
-MOST = 100_000
-"""Where counting stops."""
 
 _FIRST = Next(start=Start.INITIAL, attempt=0)
 
@@ -112,7 +110,7 @@ def _share(reason: Reason, count: int, total: int) -> Share:
         code=reason.code,
         text=reason.text,
         count=count,
-        capped=count >= MOST,
+        capped=count >= MAX_COUNTED,
         percent=round(100 * count / total, 2),
         detail=reason.detail,
     )

@@ -121,8 +121,7 @@ def suspended_reasons(
 ) -> Iterator[Reason]:
     """One reason for each thing that would wake it; any of them is enough. `members` are what keeps
     the flows it waits for, by waitpoint."""
-    waits = snapshot.life.waits
-    suspension = None if waits is None else waits.suspension
+    suspension = snapshot.waits.suspension
     for arm in () if suspension is None else suspension.arms:
         yield _arm_reason(arm, state, members)
     if suspension is None or not suspension.arms:

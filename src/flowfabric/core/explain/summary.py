@@ -15,7 +15,7 @@ from flowfabric.core.wait.condition.model import (
     keys_of,
     needs_all,
 )
-from flowfabric.core.wait.model import NO_WAITS, Arm
+from flowfabric.core.wait.model import Arm
 
 _NOUNS = {"waiting_for_approval": "approval", "waiting_for_callback": "callback"}
 
@@ -70,7 +70,7 @@ def _at_gate(snapshot: Snapshot, gate: Gate) -> str:
 
 
 def _suspended(snapshot: Snapshot, state: Suspended) -> str:
-    suspension = (snapshot.life.waits or NO_WAITS).suspension
+    suspension = snapshot.waits.suspension
     if suspension is None or not suspension.arms:
         sleeps = suspension is not None and suspension.until is not None
         return "a delay" if sleeps else state.reason.replace("_", " ")

@@ -2,7 +2,6 @@
 
 from msgspec.structs import replace
 
-from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.ending import event_of
@@ -13,13 +12,6 @@ from flowfabric.core.flow.outbox import OutboxEntry, OutboxKind
 
 PARENT_ENDED = "parent_ended"
 """Cancel reason of a flow whose run ended without success."""
-
-
-def check_cancel_policy(policy: object) -> CancelPolicy:
-    try:
-        return CancelPolicy(str(policy))
-    except ValueError:
-        raise Invalid(f"the policy of a cancel must be one of {', '.join(CancelPolicy)}") from None
 
 
 def takes_members_along(flow: Flow) -> bool:

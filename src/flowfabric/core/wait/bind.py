@@ -19,7 +19,7 @@ from flowfabric.core.execution.policy import SuspensionPolicy
 from flowfabric.core.wait.condition.check import check_references
 from flowfabric.core.wait.condition.codec import write_condition
 from flowfabric.core.wait.condition.match import blank
-from flowfabric.core.wait.model import NO_WAITS, Arm, Loaded, Pending, Waited, Waitpoint
+from flowfabric.core.wait.model import Arm, Loaded, Pending, Waited, Waitpoint
 from flowfabric.core.wait.request import Binding, Suspend, Wait, WaitpointUse
 from flowfabric.core.wait.resume import CLOSED, SuspensionEnd
 from flowfabric.core.wait.waitpoint import closed_because, is_over, new_waitpoint
@@ -67,7 +67,7 @@ class _Binder:
         self._attempt = attempt
         self._kid = kid
         self._rows = dict(loaded.waitpoints)
-        self._pending = {p.id: p for p in (snapshot.life.waits or NO_WAITS).pending}
+        self._pending = {p.id: p for p in snapshot.waits.pending}
         self.bound: list[Waitpoint] = []
         self.fresh: list[Waitpoint] = []
         self.outdated: set[UUID] = set()

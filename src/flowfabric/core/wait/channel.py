@@ -29,7 +29,6 @@ from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.lease import present
 from flowfabric.core.execution.model import Ended, Snapshot
 from flowfabric.core.wait.model import (
-    NO_WAITS,
     DedupRecord,
     Loaded,
     Needs,
@@ -71,7 +70,7 @@ def needs_to_send(snapshot: Snapshot | None, name: str, delivery: Delivery) -> N
     signal is decided, since rules that are decided before it may open and close some."""
     if snapshot is None:
         return None
-    waits = snapshot.life.waits or NO_WAITS
+    waits = snapshot.waits
     targets = {p.id for p in waits.open if p.key == name} | {channel_id(snapshot, name)}
     needs = [needs_to_deliver(snapshot, replace(delivery, waitpoint=each)) for each in targets]
     keys = {key for each in needs if each is not None for key in each.dedup}
@@ -144,7 +143,7 @@ def decide_at(
 
 def _open_waitpoints(snapshot: Snapshot, now: Millis, name: str) -> list[Pending]:
     """The open waitpoints of that name: those that are waited at, then those that are pending."""
-    waits = snapshot.life.waits or NO_WAITS
+    waits = snapshot.waits
     pending = (p for p in waits.pending if not p.has_expired(now))
     return [p for p in (*waits.active, *pending) if p.key == name]
 

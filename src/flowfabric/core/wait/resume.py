@@ -32,7 +32,6 @@ from flowfabric.core.execution.model import (
 from flowfabric.core.execution.status import PublicState, vector
 from flowfabric.core.execution.step import Recorded, Step
 from flowfabric.core.wait.model import (
-    NO_WAITS,
     Arm,
     Behaviour,
     Closed,
@@ -93,8 +92,7 @@ class SuspensionEnd(Struct, frozen=True, kw_only=True):
 
 def suspension_of(snapshot: Snapshot) -> Suspension | None:
     """The open suspension, None when the execution is not suspended."""
-    waits = snapshot.life.waits
-    return waits.suspension if waits and isinstance(snapshot.state, Suspended) else None
+    return snapshot.waits.suspension if isinstance(snapshot.state, Suspended) else None
 
 
 def end_suspension(
@@ -108,7 +106,7 @@ def end_suspension(
     waits become. `suspension` and `waits` are as the signal that ended it left them."""
     if not isinstance(snapshot.state, Suspended):
         raise NotSuspended
-    before = waits or snapshot.life.waits or NO_WAITS
+    before = waits or snapshot.waits
     life = replace(
         snapshot.life,
         not_before=Millis(now + end.delay) if end.delay else None,
@@ -244,7 +242,7 @@ def _auto_resume(
 ) -> "Change[SuspensionExpired | AlreadySatisfied]":
     """Ends the waits whose time is over; the others go on when the handler asks for them again."""
     done = overdue_waits(suspension, now)
-    waits = snapshot.life.waits or NO_WAITS
+    waits = snapshot.waits
     signal = Signal(
         number=waits.signals + 1,
         id=signal_id,
@@ -285,7 +283,7 @@ def _escalate(
         for number, arm in enumerate(suspension.arms)
     )
     left = replace(suspension, arms=arms)
-    waits = replace(snapshot.life.waits or NO_WAITS, suspension=left)
+    waits = replace(snapshot.waits, suspension=left)
     after = snapshot.to(
         replace(state, reason=OPERATOR_REVIEW, due_at=left.due_at),
         life=replace(snapshot.life, waits=waits),

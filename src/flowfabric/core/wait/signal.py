@@ -31,7 +31,6 @@ from flowfabric.core.execution.step import Step
 from flowfabric.core.wait.credential import Credential, check_token, revocation_keys
 from flowfabric.core.wait.match import SignalMatch, id_key, match_signal, source_key
 from flowfabric.core.wait.model import (
-    NO_WAITS,
     DedupRecord,
     Effect,
     Loaded,
@@ -97,7 +96,7 @@ def needs_to_deliver(
     if snapshot is None:
         return None
     keys = list(revocation_keys(delivery.waitpoint, claims))
-    waits = snapshot.life.waits or NO_WAITS
+    waits = snapshot.waits
     if waits.signals:
         keys += _keys_of_signals(delivery, claims)
         if len(waits.active) > 1:
@@ -170,7 +169,7 @@ class _Delivering:
         self._waitpoint = waitpoint
         self._claims = claims
         self._dedup = loaded.dedup
-        self._waits = snapshot.life.waits or NO_WAITS
+        self._waits = snapshot.waits
         self._key = _signal_key(delivery)
 
     def decide(self) -> "Change[SignalAnswer]":

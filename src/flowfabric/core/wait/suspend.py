@@ -27,7 +27,6 @@ from flowfabric.core.wait.bind import BoundWaits, bind
 from flowfabric.core.wait.match import match_signal
 from flowfabric.core.wait.model import (
     FEW_SIGNALS,
-    NO_WAITS,
     DedupRecord,
     Loaded,
     Needs,
@@ -84,7 +83,7 @@ def needs_to_suspend(
     if snapshot is None:
         return None
     bindings = request.bindings
-    pending = {p.id: p for p in (snapshot.life.waits or NO_WAITS).pending}
+    pending = {p.id: p for p in snapshot.waits.pending}
     repeat = _repeat_key(request)
     closed = [closed_key(binding.id) for binding in bindings if binding.use is WaitpointUse.EITHER]
     return Needs(
@@ -300,7 +299,7 @@ class _Suspending:
 
     def _waits(self) -> Waits:
         """What waits apart from this suspension: what it binds is pending no longer."""
-        waits = self._snapshot.life.waits or NO_WAITS
+        waits = self._snapshot.waits
         left = tuple([p for p in waits.pending if p.id not in self._bound.gone])
         return replace(waits, pending=left)
 
@@ -359,7 +358,7 @@ def _repeated(
 
 def _met(snapshot: Snapshot, owner: Owner, request: Suspend) -> bool:
     """Whether this request was satisfied at once, and its owner went on with its lease."""
-    last = (snapshot.life.waits or NO_WAITS).last
+    last = snapshot.waits.last
     if not isinstance(snapshot.state, Active) or last is None or last.id != request.id:
         return False
     kept = last.epoch == snapshot.head.epoch
@@ -369,7 +368,7 @@ def _met(snapshot: Snapshot, owner: Owner, request: Suspend) -> bool:
 def _check_unused(snapshot: Snapshot, request: Suspend) -> None:
     """A suspension that is over is not begun again under its id: what was counted for it would
     count for the new one as well."""
-    last = (snapshot.life.waits or NO_WAITS).last
+    last = snapshot.waits.last
     if last is not None and last.id == request.id:
         raise Invalid(f"suspension {request.id} is over: a new one needs an id of its own")
 

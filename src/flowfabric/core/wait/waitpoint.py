@@ -31,7 +31,6 @@ from flowfabric.core.wait.condition.match import possible
 from flowfabric.core.wait.condition.model import names_for
 from flowfabric.core.wait.keyring import Keyring
 from flowfabric.core.wait.model import (
-    NO_WAITS,
     Arm,
     DedupRecord,
     Loaded,
@@ -141,7 +140,7 @@ def new_waitpoint(
 
 def with_pending(snapshot: Snapshot, pending: Pending) -> Snapshot:
     """The execution with one more pending waitpoint, which closes those in its slot."""
-    waits, slot = snapshot.life.waits or NO_WAITS, pending.slot
+    waits, slot = snapshot.waits, pending.slot
     others = (p for p in waits.pending if slot is None or p.slot != slot)
     life = replace(snapshot.life, waits=replace(waits, pending=(*others, pending)))
     head = replace(snapshot.head, life=life, flags=snapshot.head.flags | Flags.WAITPOINTS)
@@ -185,7 +184,7 @@ def close(
         raise NotFound("waitpoint", id)
     if not is_open(snapshot, id):
         return unchanged(AlreadySatisfied("already_closed"))
-    left = _without(snapshot.life.waits or NO_WAITS, (id,))
+    left = _without(snapshot.waits, (id,))
     head = replace(snapshot.head, life=replace(snapshot.life, waits=left))
     detail = {"waitpoint": str(id), "name": loaded.waitpoints[id].key, "reason": reason}
     change: Change[WaitpointsClosed | AlreadySatisfied] = Change(
@@ -227,7 +226,7 @@ def expire_pending(
     snapshot: Snapshot, now: Millis
 ) -> "Change[WaitpointsClosed | AlreadySatisfied]":
     """Closes the pending waitpoints that expired before a suspension bound them."""
-    waits = snapshot.life.waits or NO_WAITS
+    waits = snapshot.waits
     gone = tuple(p.id for p in waits.pending if p.has_expired(now))
     if not gone:
         return unchanged(AlreadySatisfied("not_yet_due"))
@@ -241,7 +240,7 @@ def describe(
     """The waitpoints of an execution that accept signals, by id; one that has ended has none."""
     if isinstance(snapshot.state, Ended):
         return []
-    waits = snapshot.life.waits or NO_WAITS
+    waits = snapshot.waits
     open_ones = {p.id: p for p in waits.active}
     open_ones |= {p.id: p for p in waits.pending if not p.has_expired(now)}
     return [
@@ -254,7 +253,7 @@ def describe(
 def _described(
     snapshot: Snapshot, row: Waitpoint, ring: Keyring, pending: Pending
 ) -> OpenWaitpoint:
-    suspension = (snapshot.life.waits or NO_WAITS).suspension
+    suspension = snapshot.waits.suspension
     arms = [] if suspension is None else [a for a in suspension.arms if row.id in _bound(a)]
     names = names_for(read_condition(arms[-1].condition), row.key) if arms else ()
     token = _mintable(ring, row)
@@ -322,13 +321,13 @@ def _bound(arm: Arm) -> set[UUID]:
 
 def is_open(snapshot: Snapshot, id: UUID) -> bool:
     """Whether the waitpoint is pending or active, even if it expired a moment ago."""
-    waits = snapshot.life.waits or NO_WAITS
+    waits = snapshot.waits
     return not isinstance(snapshot.state, Ended) and any(p.id == id for p in waits.open)
 
 
 def accepts_signals(snapshot: Snapshot, now: Millis, id: UUID) -> bool:
     """Whether the waitpoint is open and has not expired before a suspension bound it."""
-    pending = (snapshot.life.waits or NO_WAITS).pending
+    pending = snapshot.waits.pending
     return is_open(snapshot, id) and not any(p.id == id and p.has_expired(now) for p in pending)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from flowfabric.core.access.audit import AuditRecord, new_record
 from flowfabric.core.base.ids import new_uuid7
 from flowfabric.core.base.numbers import check_limit
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.text import check_text
 from flowfabric.core.base.time import Millis, check_moment
 from flowfabric.engine.access.actor import current_actor
@@ -14,8 +15,6 @@ from flowfabric.engine.commit.ids import Ids
 from flowfabric.engine.commit.records import change
 from flowfabric.store.contract import Store
 from flowfabric.store.rows.record import AUDIT
-
-MAX_PAGE = 1000
 
 log = logging.getLogger("flowfabric.audit")
 

@@ -20,6 +20,7 @@ from flowfabric.core.access.token import (
 )
 from flowfabric.core.base.errors import Corruption, NotFound
 from flowfabric.core.base.numbers import check_limit
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.time import Millis, Span, check_span
 from flowfabric.engine.access.actor import current_actor
 from flowfabric.engine.commit.batch import Batcher
@@ -33,7 +34,6 @@ MAX_AGE = 3.0
 process is seen within that time, one by this process at once. Measured by the monotonic clock, so
 that steps of the store's clock do not lengthen it."""
 MAX_KNOWN = 1_000
-MAX_PAGE = 1000
 DEFAULT_GRACE = Millis(86_400_000)
 
 

@@ -6,6 +6,7 @@ from typing import Generic, Literal, TypeVar
 from msgspec import Struct
 
 from flowfabric.core.base.numbers import check_limit
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.text import check_namespace, check_text
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import RegistryEvent
@@ -15,7 +16,6 @@ from flowfabric.store.rows.record import K, RecordKind, V
 
 T = TypeVar("T")
 
-MAX_PAGE = 1000
 
 RecordRule = Callable[[V | None, Millis], tuple[V | None, T]]
 """Decides on a record (None: there is none) and the moment: how it should be (None: gone), and what

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import Invalid, Unavailable
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.numbers import check_limit, check_whole
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.execution.event import Family, StoredEvent
 from flowfabric.core.execution.event_filter import (
     MAX_CURSOR,
@@ -25,7 +26,6 @@ from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.event_tail import EventTail
 from flowfabric.store.queries import NEWEST, EventPage, EventQuery
 
-MAX_PAGE = 1000
 FIRST_PAUSE = 0.2
 MAX_PAUSE = 5.0
 """Seconds between two tries of a follower while the store does not answer."""

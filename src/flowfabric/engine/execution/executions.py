@@ -238,7 +238,9 @@ class Executions(Service):
         flow = await find(self._context.store, FLOWS, snapshot.execution.flow or UUID(int=0))
         if flow is not None and flow.state is FlowState.CANCELLED:
             operator.check_replay(snapshot)  # what is wrong with the run itself comes first
-            raise FlowTerminal("the flow of the run was cancelled, so the run cannot be replayed")
+            raise FlowTerminal(
+                f"the flow of {snapshot.run} was cancelled, so it cannot be replayed"
+            )
         upstreams: dict[UUID, Snapshot] = {}
         waits = needed_to_replay(snapshot) is not None
         if flow is not None and waits:

@@ -19,6 +19,7 @@ from flowfabric.core.base.errors import (
 )
 from flowfabric.core.base.ids import ExecutionId, parse_uuid
 from flowfabric.core.base.numbers import check_limit, check_whole
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.text import check_lane, check_namespace, check_worker
 from flowfabric.core.base.time import Millis, Span, check_span
 from flowfabric.core.execution import grant as rules
@@ -59,7 +60,6 @@ DEFAULT_GRANT = Millis(10_000)
 EXAMINED = 200
 LOOKS = 5
 """How many pages of executions without budget one search moves out of its way."""
-MAX_PAGE = 1000
 
 
 class Grants(Service):
@@ -302,7 +302,7 @@ class Grants(Service):
     async def _admitted(self, snapshot: Snapshot) -> Snapshot:
         if not await self._budget_gate.check([Taken(snapshot, b"")]):
             raise NotEligible(
-                "a budget of the run is used up; the run waits until the budget has room"
+                f"a budget of {snapshot.run} is used up; the run waits until the budget has room"
             )
         return snapshot
 

@@ -17,13 +17,12 @@ from flowfabric.core.execution.cut import KnownWaits, StepCut, cut_before, decid
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.execution.rewrite import RewriteBy, SeenSteps, StepSkipped, StepsRenamed
 from flowfabric.core.execution.step_order import check_reference, check_step_name
-from flowfabric.core.wait.model import Needs, Signal
+from flowfabric.core.wait.model import Needs
 from flowfabric.engine.commit.retry import RACE_LOST, RaceLost, retry
 from flowfabric.engine.context import Service, T
 from flowfabric.engine.execution.attempts import MAX_STEP
+from flowfabric.engine.wait.signals import signals_of
 from flowfabric.store.readable import named
-
-_PAGE = 1000
 
 
 class StepCuts(Service):
@@ -39,21 +38,14 @@ class StepCuts(Service):
 
     async def _known(self, uuid: UUID, cut: StepCut) -> KnownWaits:
         several = {wait.suspension for wait in cut.waits if wait.signal is None and wait.suspension}
-        signals = {each: await self._signals(uuid, each) for each in several}
+        store = self._context.store
+        signals = {each: tuple(await signals_of(store, uuid, each)) for each in several}
         asked = tuple({at for wait in cut.waits if (at := decided_at(wait)) is not None})
         if not asked:
             return KnownWaits(signals)
-        (loaded,) = await self._context.store.load_needs([Needs(uuid, waitpoints=asked)])
+        (loaded,) = await store.load_needs([Needs(uuid, waitpoints=asked)])
         terms = {id: row.terms for id, row in loaded.waitpoints.items()}
         return KnownWaits(signals, {id: each.about for id, each in terms.items() if each})
-
-    async def _signals(self, uuid: UUID, suspension: UUID) -> tuple[Signal, ...]:
-        found: list[Signal] = []
-        while page := await self._context.store.signals(
-            uuid, suspension=suspension, after=found[-1].number if found else 0, limit=_PAGE
-        ):
-            found += [row.signal for row in page]
-        return tuple(found)
 
 
 class RecordedSteps(Service):

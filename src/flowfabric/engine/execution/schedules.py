@@ -13,6 +13,7 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid, NotFound
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.text import check_text
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution import schedule as rules
@@ -26,7 +27,6 @@ from flowfabric.store.rows.record import SCHEDULES
 
 log = logging.getLogger("flowfabric.schedules")
 
-MAX_PAGE = 1000
 FIRST_BITS = 30
 """Of the first version of a schedule: the column has 32."""
 

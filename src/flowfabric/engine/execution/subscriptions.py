@@ -2,6 +2,7 @@
 
 from flowfabric.core.base.errors import Contention, NotFound
 from flowfabric.core.base.numbers import check_whole
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.text import check_worker
 from flowfabric.core.base.time import Millis, Span, check_span
 from flowfabric.core.execution import subscription as rules
@@ -15,7 +16,7 @@ from flowfabric.core.execution.event_filter import (
 from flowfabric.core.execution.subscription import CursorMoved, HeldElsewhere, Subscription
 from flowfabric.engine.commit.records import change, find, listed
 from flowfabric.engine.context import EngineContext, Service
-from flowfabric.engine.execution.events import MAX_PAGE, Events
+from flowfabric.engine.execution.events import Events
 from flowfabric.store.rows.record import SUBSCRIPTIONS
 
 LEASE = Millis(30_000)

@@ -1,9 +1,8 @@
 """Reads: one execution in any depth, many by filter, and waiting for an end."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from uuid import UUID
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid, NotFound
@@ -23,40 +22,43 @@ from flowfabric.core.base.numbers import (
     check_names,
     check_seconds,
     check_whole,
+    check_word,
 )
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.text import check_tag, check_text
-from flowfabric.core.base.time import NO_TIME, Millis, check_moment
+from flowfabric.core.base.time import Millis, check_moment
 from flowfabric.core.execution.attempts import inline_attempts
-from flowfabric.core.execution.failures import FailureGroup, FailureGroups
-from flowfabric.core.execution.grant import grant_at
-from flowfabric.core.execution.grant_record import Grant
+from flowfabric.core.execution.failures import FailureGroups
 from flowfabric.core.execution.history import StepView, describe_steps
 from flowfabric.core.execution.model import (
-    Active,
     Attempt,
     Ended,
-    Failure,
-    Flags,
-    Lost,
     Outcome,
-    Progress,
-    Ready,
     Snapshot,
 )
-from flowfabric.core.execution.outcome import Cleanup
 from flowfabric.core.execution.status import (
-    Blocking,
     PublicState,
     Vector,
-    blocking_detail,
     public_state,
     vector,
 )
 from flowfabric.core.execution.step import Step
-from flowfabric.core.execution.versions import version_of, without_versions
-from flowfabric.core.explain.summary import summarise_wait
-from flowfabric.core.wait.resume import suspension_of
 from flowfabric.engine.context import Service, exactly
+from flowfabric.engine.execution.described import (
+    CleanupRequest,
+    Description,
+    Ending,
+    ExecutionContext,
+    Failures,
+    Info,
+    Infos,
+    PartitionPage,
+    describe,
+    ended_at_of,
+    ending_of,
+    info_of,
+    without_traceback,
+)
 from flowfabric.store.queries import (
     ByPartition,
     Counts,
@@ -66,153 +68,12 @@ from flowfabric.store.queries import (
 )
 from flowfabric.store.readable import named, readable
 
-MAX_PAGE = 1000
-
 FAILURES_READ = 20_000
 """Most failed executions that are read to be grouped."""
 
 
 PARTITION_READ = 100_000
 """Most executions that are read for one page of a partition."""
-
-
-class LeaseView(Struct, frozen=True):
-    lease_id: UUID
-    epoch: int
-    worker: str
-    instance: str
-    attempt: int
-    expires_at: Millis
-    renewed_at: Millis | None
-
-
-class Description(Struct, frozen=True, kw_only=True):
-    """Everything about one execution except its payload and result. `waitpoint` is the first one
-    that it waits at while it is suspended."""
-
-    id: ExecutionId
-    kind: str
-    namespace: str
-    lane: str
-    flow: UUID | None
-    priority: int
-    vector: Vector
-    state: PublicState
-    blocking: Blocking
-    blocking_detail: str | None
-    attempt: int | None
-    attempt_id: UUID | None
-    attempts_made: int
-    lease: LeaseView | None
-    grant: Grant | None = None
-    waitpoint: UUID | None = None
-    retries: int
-    reclaims: int
-    replays: int
-    epoch: int
-    created_at: Millis
-    started_at: Millis | None
-    ended_at: Millis | None
-    deadline_at: Millis | None
-    touched_at: Millis
-    failure: Failure | None
-    cancel_reason: str | None
-    cancelled_by: str | None
-    cleanup: Cleanup | None = None
-    progress: Progress | None
-    capabilities: tuple[str, ...]
-    version: str | None = None
-    forked_from: ExecutionId | None = None
-    forked_at: str | None = None
-    creator: str | None
-    encoding: str | None
-    result_encoding: str | None = None
-    key: str | None
-    tags: Mapping[str, str]
-
-
-class Info(Struct, frozen=True, kw_only=True):
-    """What a list shows of an execution. `waits_for` says in a few words what it waits for, until
-    `due_at` if the wait ends by itself; `failure` has no traceback (`describe` has)."""
-
-    id: ExecutionId
-    kind: str
-    namespace: str
-    lane: str
-    priority: int
-    state: PublicState
-    vector: Vector
-    created_at: Millis
-    started_at: Millis | None
-    ended_at: Millis | None
-    attempt: int | None
-    attempts_made: int
-    flow: UUID | None
-    blocking_detail: str | None
-    version: str | None = None
-    waits_for: str | None = None
-    due_at: Millis | None = None
-    failure: Failure | None = None
-    cancel_reason: str | None = None
-
-
-class ExecutionContext(Struct, frozen=True):
-    """What a handler needs to run."""
-
-    kind: str
-    payload: bytes
-    encoding: str | None
-    tags: Mapping[str, str]
-
-
-class Ending(Struct, frozen=True):
-    id: ExecutionId
-    outcome: Outcome
-    result: bytes | None
-    failure: Failure | None
-    ended_at: Millis
-    reason: str | None = None
-
-
-class Infos(Struct, frozen=True):
-    """A page. There are more, even after a short page, unless `cursor` is None. `unreadable` are
-    the uuids of executions on this page that cannot be read; the log says why."""
-
-    items: tuple[Info, ...]
-    cursor: str | None
-    unreadable: tuple[UUID, ...] = ()
-
-
-class PartitionPage(Struct, frozen=True):
-    """Ids of one partition. There are more, even after a short page, unless `cursor` is None."""
-
-    ids: tuple[ExecutionId, ...]
-    cursor: ExecutionId | None
-
-
-class Failures(Struct, frozen=True):
-    """Failed executions by error. Unless `complete`, there are earlier ones that were not read:
-    only those that failed after `read_since` were."""
-
-    groups: tuple[FailureGroup, ...]
-    complete: bool
-    read_since: Millis | None = None
-
-
-class CleanupRequest(Struct, frozen=True):
-    """The owner of an execution must stop and clean up, until `until` at the latest; the execution
-    then ends with `outcome`."""
-
-    until: Millis
-    outcome: Outcome
-    reason: str
-
-    @classmethod
-    def of(cls, snapshot: Snapshot) -> "CleanupRequest | None":
-        cleanup, life = snapshot.life.cleanup, snapshot.life
-        if cleanup is None:
-            return None
-        return cls(cleanup.until, cleanup.outcome, life.cancel_reason or "")
 
 
 class Views(Service):
@@ -223,13 +84,13 @@ class Views(Service):
         detail = await self._detail(id)
         if detail is not None and await self._context.rounds.settle_run(detail.snapshot, seen):
             detail = await self._detail(id)
-        return None if detail is None else _description_at(detail, detail.snapshot, self._now())
+        return None if detail is None else describe(detail, self._now())
 
     async def info(self, id: str) -> Info | None:
         snapshot = await self._load_settled(id)
         if snapshot is None:
             return None
-        (info,) = await self._with_failures([snapshot], [_info(snapshot)])
+        (info,) = await self._with_failures([snapshot], [info_of(snapshot)])
         return info
 
     async def state(self, id: str) -> PublicState | None:
@@ -335,7 +196,7 @@ class Views(Service):
         seconds."""
         key = ExecutionId(id)
         seconds = None if timeout is None else check_seconds(timeout, "timeout")
-        return _ending(key, await self._context.watcher.wait(key, key.uuid, seconds))
+        return ending_of(key, await self._context.watcher.wait(key, key.uuid, seconds))
 
     async def list(self, query: Query, cursor: str | None = None) -> Infos:
         """Executions by creation time; the cursor of one page starts the next."""
@@ -347,7 +208,7 @@ class Views(Service):
         damaged = list(page.unreadable)
         items = readable(
             page.items,
-            _info,
+            info_of,
             "execution",
             lambda snapshot: snapshot.execution.uuid,
             lambda snapshot: damaged.append(snapshot.execution.uuid),
@@ -397,7 +258,7 @@ class Views(Service):
         """Adds the last failure to those that are tried again."""
         asked = [(item.execution.uuid, index) for item in found if (index := _retried(item)) >= 0]
         known = await self._context.store.attempts_at(asked) if asked else {}
-        failures = {uuid: _short(attempt.failure) for uuid, attempt in known.items()}
+        failures = {uuid: without_traceback(attempt.failure) for uuid, attempt in known.items()}
         return (replace(info, failure=info.failure or failures.get(info.id.uuid)) for info in infos)
 
     async def failures(
@@ -421,7 +282,7 @@ class Views(Service):
             if not page:
                 return Failures(groups.groups(), complete=True)
             left -= len(page)
-            last = (_ended_at(page[-1]) or earliest, page[-1].execution.uuid)
+            last = (ended_at_of(page[-1]) or earliest, page[-1].execution.uuid)
         return Failures(groups.groups(), complete=False, read_since=last and last[0])
 
     async def counts(self, *, namespace: str | None = None, lane: str | None = None) -> Counts:
@@ -457,7 +318,9 @@ def _bounded(query: Query, cursor: str | None) -> Query:
         namespace=_text(query.namespace, "namespace"),
         lane=_text(query.lane, "lane"),
         kind=_text(query.kind, "kind"),
-        states=tuple(_state(state) for state in check_names(query.states, "states")),
+        states=tuple(
+            check_word(each, PublicState, "state") for each in check_names(query.states, "states")
+        ),
         tag=None if query.tag is None else check_tag(query.tag),
         flow=None if query.flow is None else parse_uuid(query.flow, "flow"),
         created_from=_moment(query.created_from),
@@ -470,14 +333,6 @@ def _bounded(query: Query, cursor: str | None) -> Query:
 
 def _text(value: str | None, what: str) -> str | None:
     return None if value is None else check_text(value, what)
-
-
-def _state(word: object) -> PublicState:
-    text = check_text(word, "state")
-    try:
-        return PublicState(text)
-    except ValueError:
-        raise Invalid(f"{text[:80]!r} is not a state of a run") from None
 
 
 def _after(cursor: object) -> tuple[Millis, UUID] | None:
@@ -514,146 +369,6 @@ def _retried(snapshot: Snapshot) -> int:
     return (snapshot.attempts_made if current is None else current) - 1
 
 
-def _short(failure: Failure | None) -> Failure | None:
-    """The failure without its traceback."""
-    return None if failure is None else replace(failure, detail=None)
-
-
 def _is_of(snapshot: Snapshot, kind: str | None, namespace: str | None) -> bool:
     route = snapshot.execution.route
     return kind in (None, route.kind) and namespace in (None, route.namespace)
-
-
-def _ended_at(snapshot: Snapshot) -> Millis | None:
-    return snapshot.state.ended_at if isinstance(snapshot.state, Ended) else None
-
-
-def _info(snapshot: Snapshot) -> Info:
-    execution, life, shape = snapshot.execution, snapshot.life, vector(snapshot)
-    wait = summarise_wait(snapshot)
-    return Info(
-        id=execution.id,
-        kind=execution.kind,
-        namespace=execution.route.namespace,
-        lane=execution.route.lane,
-        priority=snapshot.priority,
-        state=shape.public,
-        vector=shape,
-        created_at=execution.created_at,
-        started_at=snapshot.started_at,
-        ended_at=_ended_at(snapshot),
-        attempt=snapshot.current_attempt,
-        attempts_made=snapshot.attempts_made,
-        flow=execution.flow_joined,
-        blocking_detail=blocking_detail(snapshot),
-        version=version_of(execution.route),
-        waits_for=None if wait is None else wait.text,
-        due_at=None if wait is None else wait.due_at,
-        failure=_short(life.failure),
-        cancel_reason=life.cancel_reason,
-    )
-
-
-def _description_at(detail: Detail, snapshot: Snapshot, now: Millis) -> Description:
-    """As it is seen at this moment."""
-    seen = _description(detail, snapshot)
-    return replace(
-        seen,
-        grant=grant_at(snapshot, now),
-        waitpoint=_current_waitpoint(snapshot),
-        touched_at=max(seen.touched_at, min(_admitted_at(snapshot), now)),
-    )
-
-
-def _description(detail: Detail, snapshot: Snapshot) -> Description:
-    execution, life, shape = snapshot.execution, snapshot.life, vector(snapshot)
-    return Description(
-        id=execution.id,
-        kind=execution.kind,
-        namespace=execution.route.namespace,
-        lane=execution.route.lane,
-        flow=execution.flow_joined,
-        priority=snapshot.priority,
-        vector=shape,
-        state=shape.public,
-        blocking=shape.blocking,
-        blocking_detail=blocking_detail(snapshot),
-        attempt=snapshot.current_attempt,
-        attempt_id=snapshot.attempt_id,
-        attempts_made=snapshot.attempts_made,
-        lease=_lease_view(snapshot),
-        retries=life.retries,
-        reclaims=max(0, snapshot.reclaims),
-        replays=life.replays,
-        epoch=snapshot.head.epoch,
-        created_at=execution.created_at,
-        started_at=snapshot.started_at,
-        ended_at=_ended_at(snapshot),
-        deadline_at=snapshot.deadline_at,
-        touched_at=max(detail.touched_at, life.touched_at or NO_TIME),
-        failure=life.failure,
-        cancel_reason=life.cancel_reason,
-        cancelled_by=life.cancelled_by,
-        cleanup=None if isinstance(snapshot.state, Ended) else life.cleanup,
-        progress=_progress(detail, snapshot.current_attempt),
-        capabilities=without_versions(execution.route.capabilities),
-        version=version_of(execution.route),
-        forked_from=_source_of(execution.facts.forked_from),
-        forked_at=execution.facts.forked_at,
-        creator=execution.facts.creator,
-        encoding=execution.facts.encoding,
-        result_encoding=life.result_encoding,
-        key=execution.facts.key,
-        tags=dict(sorted(detail.tags.items())),
-    )
-
-
-def _progress(detail: Detail, attempt: int | None) -> Progress | None:
-    return None if attempt is None else detail.progress.get(attempt)
-
-
-def _current_waitpoint(snapshot: Snapshot) -> UUID | None:
-    suspension = suspension_of(snapshot)
-    bound = () if suspension is None else suspension.arms[0].bound
-    return bound[0].id if bound else None
-
-
-def _admitted_at(snapshot: Snapshot) -> Millis:
-    """When its limits let it in, which no event shows. The moments of many that come at once run a
-    little ahead of the clock, so that each has its own."""
-    limited = snapshot.head.flags & Flags.LIMITS and isinstance(snapshot.state, Ready)
-    return snapshot.admitted_at if limited else NO_TIME
-
-
-def _source_of(id: str | None) -> ExecutionId | None:
-    return None if id is None else ExecutionId(id)
-
-
-def _lease_view(snapshot: Snapshot) -> LeaseView | None:
-    match snapshot.state:
-        case Active(lease=lease):
-            return LeaseView(
-                lease_id=lease.id,
-                epoch=snapshot.head.epoch,
-                worker=lease.worker.id,
-                instance=lease.worker.instance,
-                attempt=lease.attempt,
-                expires_at=lease.expires_at,
-                renewed_at=lease.renewed_at,
-            )
-        case Lost() | _:
-            return None
-
-
-def _ending(id: ExecutionId, snapshot: Snapshot) -> Ending:
-    ended = snapshot.state
-    if not isinstance(ended, Ended):
-        raise Invalid("the run has not ended")
-    return Ending(
-        id=id,
-        outcome=ended.outcome,
-        result=ended.result,
-        failure=snapshot.life.failure,
-        ended_at=ended.ended_at,
-        reason=snapshot.life.cancel_reason,
-    )

@@ -24,7 +24,13 @@ from flowfabric.core.base.errors import (
     StaleRevision,
 )
 from flowfabric.core.base.ids import ExecutionId, parse_uuid
-from flowfabric.core.base.numbers import Seconds, check_flag, check_kind_of, check_seconds
+from flowfabric.core.base.numbers import (
+    Seconds,
+    check_flag,
+    check_kind_of,
+    check_seconds,
+    check_word,
+)
 from flowfabric.core.base.pages import in_pages
 from flowfabric.core.base.text import (
     MAX_NAME,
@@ -44,7 +50,6 @@ from flowfabric.core.flow import children, grow
 from flowfabric.core.flow.cancel import (
     announce,
     cancel_entries,
-    check_cancel_policy,
     takes_members_along,
 )
 from flowfabric.core.flow.graph import Graph, Plan, check_graph, plan
@@ -90,7 +95,8 @@ from flowfabric.store.rows.record import FLOWS
 
 MAX_ROUNDS = 100
 """How often a change of a flow is tried: a rival that adds members without a pause wins most."""
-MAX_TOLD = 1000
+MAX_REMAINING = 1000
+"""Most members that the answer to a cancel names."""
 
 T = TypeVar("T")
 FlowRule = Callable[[Flow | None, Millis], Awaitable[tuple[FlowChange | None, T]]]
@@ -329,7 +335,7 @@ class Flows(Service):
         await self._resolver.resolve(key)
         return sealed
 
-    # -- steering
+    # -- cancelling, replaying
 
     async def cancel(
         self,
@@ -373,7 +379,7 @@ class Flows(Service):
         key = parse_uuid(flow, "flow")
         word = None if named is None else check_text(named, "policy", limit=MAX_NAME)
         text = check_text(reason, "reason", limit=MAX_REASON)
-        chosen = check_cancel_policy(policy)
+        chosen = check_word(policy, CancelPolicy, "the policy of a cancel")
         seen = None
         with suppress(Corruption):  # of a member: cancelling the others does not need it
             seen = await self._resolver.resolve(key)  # what is over already cannot be cancelled
@@ -385,8 +391,8 @@ class Flows(Service):
             cancel = Cancellation(now, text, chosen, current_actor(), word)
             after = changed(replace(open, state=FlowState.CANCELLED), now, cancel=cancel)
             owed = cancel_entries(after, held=open.state is FlowState.OPEN)
-            told_by = await _first_member(self._context.store, key)
-            changes = tuple(announce(member, now, after) for member in told_by)
+            announcers = await _first_member(self._context.store, key)
+            changes = tuple(announce(member, now, after) for member in announcers)
             return FlowChange(open, after, changes=changes, owed=owed), after
 
         marked = await self._change(key, decide, kick=False, seen=seen)
@@ -541,7 +547,6 @@ class Flows(Service):
 
     async def _replay_page(self, plan: ReplayPlan, page: Sequence[Snapshot]) -> list[Replayed]:
         """Those of the page that this call has replayed."""
-
         rule = partial(replay_planned, plan=plan)
         answers = await self._context.decisions.decide_all(
             [Decision(each.execution.uuid, rule, needs=needed_to_replay_planned) for each in page]
@@ -567,7 +572,7 @@ async def _owed(store: Store, header: FlowCancelled) -> tuple[ExecutionId, ...]:
     """Members that still owe an ending to the cancel, also those that cannot be read."""
     if header.policy is CancelPolicy.FLOW_ONLY:
         return ()
-    found = await store.page(MembersOf(header.id, limit=MAX_TOLD, living=True))
+    found = await store.page(MembersOf(header.id, limit=MAX_REMAINING, living=True))
     pending = header.policy is CancelPolicy.PENDING
     left = [each.execution.id for each in found.items if not (pending and each.attempts_made)]
     left += [ExecutionId.member(header.id, uuid) for uuid in found.unreadable]

@@ -89,9 +89,7 @@ class FlowResolver(Service):
         `everything` is asked for the sweep may do it later: then only what ends a flow is counted,
         or revives one, or many endings."""
         seen = await self._context.store.owing(flows, PAGE)
-        owed: dict[UUID, list[OutboxEntry]] = {}
-        for entry in seen.entries:
-            owed.setdefault(entry.flow, []).append(entry)
+        owed = seen.by_flow()
         slow = tuple(flow for flow, entries in owed.items() if not _owes_endings(entries))
         now = self._now()
         counts = [

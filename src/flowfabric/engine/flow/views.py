@@ -15,8 +15,10 @@ from flowfabric.core.base.numbers import (
     check_limit,
     check_names,
     check_seconds,
+    check_word,
 )
-from flowfabric.core.base.text import check_kind, check_namespace, check_tag, check_text
+from flowfabric.core.base.pages import MAX_PAGE
+from flowfabric.core.base.text import check_kind, check_namespace, check_tag
 from flowfabric.core.base.time import Millis, check_moment
 from flowfabric.core.execution.model import (
     Ended,
@@ -30,7 +32,7 @@ from flowfabric.core.execution.status import PublicState, public_state
 from flowfabric.core.flow.cancel import is_orphan
 from flowfabric.core.flow.join import Edge, EdgeState, Join
 from flowfabric.core.flow.model import Flow, FlowState, count_outbox, known
-from flowfabric.core.flow.outbox import OutboxEntry, is_spared
+from flowfabric.core.flow.outbox import is_spared
 from flowfabric.core.flow.status import PublicFlowState, public_flow_state
 from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.commit.records import find
@@ -42,7 +44,6 @@ from flowfabric.store.queries import EdgeQuery, FlowQuery, MembersOf
 from flowfabric.store.rows.record import FLOWS
 
 MAX_ENTRIES = 100_000
-MAX_PAGE = 1000
 
 
 class Member(Struct, frozen=True):
@@ -133,7 +134,9 @@ class FlowViews(Service):
         query = FlowQuery(
             namespace=None if namespace is None else check_namespace(namespace),
             kind=None if kind is None else check_kind(kind),
-            states=tuple(_state(state) for state in check_names(states, "states")),
+            states=tuple(
+                check_word(each, FlowState, "state") for each in check_names(states, "states")
+            ),
             tag=None if tag is None else check_tag(tag),
             after=None if after is None else _cursor(after),
             limit=wanted,
@@ -218,8 +221,7 @@ class FlowViews(Service):
     async def eligibility(self, id: str) -> str:
         """Why an execution may run or may not, as far as its dependencies go, in one word:
         `not_found`, `impossible` (it was skipped), `not_runnable` (a worker has it, it is suspended
-        or has ended otherwise),
-        `blocked_by_dependencies` or `eligible`."""
+        or has ended otherwise), `blocked_by_dependencies` or `eligible`."""
         snapshot = await self._load(id)
         if snapshot is None:
             return "not_found"
@@ -283,14 +285,11 @@ class FlowViews(Service):
         if not ids:
             return {}
         seen = await self._context.store.owing(ids, MAX_ENTRIES)
-        owed: dict[UUID, list[OutboxEntry]] = {}
-        for entry in seen.entries:
-            owed.setdefault(entry.flow, []).append(entry)
         found = dict(seen.flows)
-        for id in owed.keys() & found.keys():
-            flow = found[id]
-            counted = count_outbox(flow, flow.mutated_at, tuple(owed[id])).after
-            found[id] = replace(counted, version=flow.version)
+        for id, owed in seen.by_flow().items():
+            if (flow := found.get(id)) is not None:
+                counted = count_outbox(flow, flow.mutated_at, tuple(owed)).after
+                found[id] = replace(counted, version=flow.version)
         return found
 
     async def _flush_ended(
@@ -326,14 +325,6 @@ def _here(id: str, flow: UUID) -> tuple[UUID, ...]:
     """The execution, if it can be a member: with another partition the id is of another one."""
     found = ExecutionId(id)
     return (found.uuid,) if found.partition_index in (ANYWHERE, flow_partition(flow)) else ()
-
-
-def _state(word: object) -> FlowState:
-    text = check_text(word, "state")
-    try:
-        return FlowState(text)
-    except ValueError:
-        raise Invalid(f"{text[:80]!r} is not a state of a flow") from None
 
 
 def _cursor(after: object) -> tuple[Millis, UUID]:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.ids import parse_uuid
 from flowfabric.core.base.numbers import check_limit, check_whole
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.shape import check_shape
 from flowfabric.core.base.text import (
     MAX_KEY,
@@ -25,7 +26,7 @@ from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.wait import channel
 from flowfabric.core.wait import signal as rules
 from flowfabric.core.wait.credential import Credential, check_token, needs_of_tokens, revoke
-from flowfabric.core.wait.model import Loaded, ReceivedSignal
+from flowfabric.core.wait.model import Loaded, ReceivedSignal, Signal
 from flowfabric.core.wait.signal import (
     APPROVAL,
     DEDUP_TTL,
@@ -36,8 +37,19 @@ from flowfabric.core.wait.signal import (
 from flowfabric.core.wait.token import Token, peek, peek_with_kid
 from flowfabric.core.wait.waitpoint import AskedDecision, asked_decision
 from flowfabric.engine.context import Service
+from flowfabric.store.contract import Store
 
-MAX_PAGE = 1000
+
+async def signals_of(store: Store, uuid: UUID, suspension: UUID) -> list[Signal]:
+    """Every signal that counted for a suspension, in the order they came."""
+    found: list[Signal] = []
+    while page := await store.signals(
+        uuid, suspension=suspension, after=found[-1].number if found else 0, limit=MAX_PAGE
+    ):
+        found += [row.signal for row in page]
+        if len(page) < MAX_PAGE:
+            break
+    return found
 
 
 class Signals(Service):
@@ -93,7 +105,7 @@ class Signals(Service):
         def rule(found: Snapshot | None, now: Millis, loaded: Loaded) -> Change[SignalAnswer]:
             found = present(found, id)
             if found.execution.route.lane != lane:
-                raise Invalid(f"lane_mismatch: the run is in {found.execution.route.lane}")
+                raise Invalid(f"lane_mismatch: {found.run} is in {found.execution.route.lane}")
             return rules.deliver(found, now, loaded, delivery)
 
         return await self._decide_loaded(

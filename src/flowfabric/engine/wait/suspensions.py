@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from flowfabric.core.base.errors import AlreadySuspended, Invalid, NoSigningKey, NotFound
 from flowfabric.core.base.ids import ExecutionId, parse_uuid
 from flowfabric.core.base.numbers import check_flag, check_kind_of, check_limit, check_names
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.text import (
     MAX_REASON,
     check_namespace,
@@ -29,7 +30,6 @@ from flowfabric.core.wait.condition.model import AllTrue, AnyTrue, is_answerable
 from flowfabric.core.wait.credential import needs_of_tokens, revoked_at
 from flowfabric.core.wait.keyring import Key, Keyring, verifies
 from flowfabric.core.wait.model import (
-    NO_WAITS,
     Loaded,
     Needs,
     Signal,
@@ -46,12 +46,12 @@ from flowfabric.engine.commit.batch import Batcher
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.attempts import Attempts, Owned
 from flowfabric.engine.execution.claims import Claim
+from flowfabric.engine.wait.signals import signals_of
 from flowfabric.store.queries import SuspendedIn
 
 log = logging.getLogger("flowfabric.suspensions")
 
 PAGE = 100
-MAX_PAGE = 1000
 KNOWN = 5_000
 """Most rows of waitpoints, and most of their tokens, that are kept in memory."""
 
@@ -383,9 +383,10 @@ class Suspensions(Service):
         open none. The handle of the suspended execution reads them as well."""
         id, owner = self._attempts.unpack(owned)
         snapshot = await self._load(id)
-        waits = NO_WAITS if snapshot is None else snapshot.life.waits or NO_WAITS
-        last = waits.last if waits.suspension is None else None
-        if snapshot is None or last is None or last.closer is None:
+        if snapshot is None or snapshot.waits.suspension is not None:
+            return []
+        last = snapshot.waits.last
+        if last is None or last.closer is None:
             return []
         if owner.attempt_id != snapshot.attempt_id_of(last.attempt):
             return []
@@ -396,23 +397,14 @@ class Suspensions(Service):
 
     async def signals_of(self, uuid: UUID, suspension: UUID) -> list[Signal]:
         """Every signal that counted for a suspension, in the order they came."""
-        parse_uuid(uuid, "execution")
-        parse_uuid(suspension, "suspension")
-        found: list[Signal] = []
-        while page := await self._context.store.signals(
-            uuid, suspension=suspension, after=found[-1].number if found else 0, limit=MAX_PAGE
-        ):
-            found += [row.signal for row in page]
-            if len(page) < MAX_PAGE:
-                break
-        return found
+        key, target = parse_uuid(uuid, "execution"), parse_uuid(suspension, "suspension")
+        return await signals_of(self._context.store, key, target)
 
     # -- how
 
     async def _flush_looks(self, uuids: list[UUID]) -> list[int | Exception]:
         found = await self._context.store.load(uuids)
-        waits = [found[uuid].life.waits if uuid in found else None for uuid in uuids]
-        return [0 if each is None else each.signals for each in waits]
+        return [found[uuid].waits.signals if uuid in found else 0 for uuid in uuids]
 
     async def _signed(self, request: Suspend) -> Suspend:
         """With a key for its fresh waitpoints; if all exist already, none is made for them."""
@@ -432,7 +424,7 @@ class Suspensions(Service):
 
     async def _rows(self, snapshot: Snapshot) -> dict[UUID, Waitpoint]:
         """The open waitpoints of an execution."""
-        wanted = tuple({p.id for p in (snapshot.life.waits or NO_WAITS).open})
+        wanted = tuple({p.id for p in snapshot.waits.open})
         if not wanted:
             return {}
         return (await self._loads.put(Needs(snapshot.execution.uuid, wanted))).waitpoints

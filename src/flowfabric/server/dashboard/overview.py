@@ -6,7 +6,7 @@ from litestar import Request, Response, get
 from litestar.params import FromQuery
 
 from flowfabric.core.base.time import Millis
-from flowfabric.engine.execution.views import Failures
+from flowfabric.engine.execution.described import Failures
 from flowfabric.engine.service_calls import Capabilities
 from flowfabric.server.caller.access import caller_of, needs
 from flowfabric.server.context import context_of, engine_of

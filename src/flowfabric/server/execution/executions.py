@@ -28,7 +28,7 @@ from flowfabric.core.execution.model import Source, WorkerIdentity, clamp_priori
 from flowfabric.core.execution.status import PublicState, Vector
 from flowfabric.core.execution.submission import Duplicate, Submission, Submitted
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.execution.views import Info
+from flowfabric.engine.execution.described import Info
 from flowfabric.server.caller.access import caller_of, check_namespace, check_run, needs
 from flowfabric.server.context import engine_of
 from flowfabric.server.execution.policies import GivenPolicy, read_policy, with_canonical_names

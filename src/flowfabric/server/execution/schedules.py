@@ -9,13 +9,15 @@ from litestar.params import FromPath, JSONBody
 from msgspec import Struct, field
 
 from flowfabric.core.base.errors import Invalid, NotFound
+from flowfabric.core.base.numbers import check_word
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.time import Millis, parse_span
 from flowfabric.core.execution.schedule import CatchUp, Schedule
 from flowfabric.core.execution.submission import Submitted
 from flowfabric.server.caller.access import caller_of, check_namespace, needs
 from flowfabric.server.context import engine_of
 from flowfabric.server.http.documents import document, respond_page
-from flowfabric.server.http.parameters import MAX_PAGE, Cursor, PageLimit
+from flowfabric.server.http.parameters import Cursor, PageLimit
 from flowfabric.server.http.shown import page, shown
 from flowfabric.server.http.wire import Bytes, read_bytes, respond
 
@@ -77,17 +79,13 @@ async def put_schedule(
 
 
 def _schedule(name: str, data: NewSchedule) -> Schedule:
-    try:
-        catch_up = CatchUp(data.catch_up)
-    except ValueError:
-        raise Invalid(f"catch_up must be one of {', '.join(CatchUp)}") from None
     return Schedule(
         name=name,
         kind=data.execution_kind,
         cron=data.cron,
+        catch_up=check_word(data.catch_up, CatchUp, "catch_up"),
         every=None if data.every is None else Millis(parse_span(data.every, "every")),
         timezone=data.timezone,
-        catch_up=catch_up,
         payload=read_bytes(data.input_payload, "input_payload"),
         namespace=data.namespace,
         lane=data.lane_id,

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from flowfabric.core.base.errors import NotFound
 from flowfabric.core.base.numbers import check_limit
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.plain import plain_bytes
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.history import StepView
@@ -17,14 +18,13 @@ from flowfabric.core.execution.model import Attempt
 from flowfabric.core.execution.status import ENDED, PublicState
 from flowfabric.core.explain.reasons import Explanation
 from flowfabric.core.wait.model import ReceivedSignal
-from flowfabric.engine.execution.views import Description, Ending, Info
+from flowfabric.engine.execution.described import Description, Ending, Info
 from flowfabric.server.caller.access import caller_of, check_again, needs, run_filter
 from flowfabric.server.caller.explanations import without_foreign_runs
 from flowfabric.server.context import engine_of
 from flowfabric.server.http.documents import document, plain
 from flowfabric.server.http.long_polls import while_wanted
 from flowfabric.server.http.parameters import (
-    MAX_PAGE,
     MAX_WAIT,
     Cursor,
     Namespace,

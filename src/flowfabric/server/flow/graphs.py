@@ -11,6 +11,8 @@ from msgspec import UNSET, Struct, UnsetType
 
 from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.numbers import check_word
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.time import Millis
 from flowfabric.core.flow.grow import check_k
 from flowfabric.core.flow.join import AllOf, AnyOf, EdgeState, Join, JoinPolicy, Quorum, Rest
@@ -22,7 +24,6 @@ from flowfabric.server.context import engine_of
 from flowfabric.server.http.documents import document, plain, respond_page
 from flowfabric.server.http.long_polls import while_wanted
 from flowfabric.server.http.parameters import (
-    MAX_PAGE,
     Cursor,
     ListLimit,
     Namespace,
@@ -318,10 +319,7 @@ async def _existing(request: Request[Any, Any, Any], id: str) -> UUID:
 
 
 def _policy(data: EdgeGroupPolicy) -> JoinPolicy:
-    try:
-        rest = Rest(data.on_satisfied)
-    except ValueError:
-        raise Invalid("on_satisfied must be cancel_remaining or let_run") from None
+    rest = check_word(data.on_satisfied, Rest, "on_satisfied")
     match data.kind:
         case "all_of":
             return AllOf()

@@ -14,6 +14,7 @@ from litestar.params import QueryParameter
 from flowfabric.core.access.token import Identity
 from flowfabric.core.base.errors import Invalid, NotFound
 from flowfabric.core.base.ids import ANYWHERE, ExecutionId
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.time import Millis, parse_span
 from flowfabric.engine.engine import Engine
 from flowfabric.server.caller.access import (
@@ -28,7 +29,6 @@ from flowfabric.server.http.long_polls import while_wanted
 from flowfabric.server.http.wire import MAX_U64, read_id, read_uuid_text, same_uuid
 
 MAX_WAIT = 30.0
-MAX_PAGE = 1000
 MOMENT_DIGITS = 15
 """Of a moment in the year 9999."""
 

@@ -18,6 +18,7 @@ from flowfabric.core.base.errors import (
     Unauthorized,
 )
 from flowfabric.core.base.numbers import MAX_COUNT
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.time import MAX_SPAN, Millis
 from flowfabric.core.wait.model import Effect
 from flowfabric.core.wait.signal import DEDUP_TTL, Accepted, Delivery
@@ -33,7 +34,7 @@ from flowfabric.server.caller.access import (
 from flowfabric.server.context import engine_of
 from flowfabric.server.execution.executions import RunPath, own_run
 from flowfabric.server.http.errors import BODIES, READS, answer_to
-from flowfabric.server.http.parameters import MAX_PAGE, check_digits
+from flowfabric.server.http.parameters import check_digits
 from flowfabric.server.http.wire import (
     NO_STORE,
     U64,

@@ -6,6 +6,7 @@ from litestar import Request, Response, get
 from litestar.params import FromPath, FromQuery, QueryParameter
 
 from flowfabric.core.base.errors import Invalid
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.registry import HeldLease, Presence
 from flowfabric.engine.execution.claims import MAX_EXPIRED_PAGE
@@ -13,7 +14,6 @@ from flowfabric.server.caller.access import caller_of, needs
 from flowfabric.server.context import engine_of
 from flowfabric.server.http.documents import document, plain, respond_page
 from flowfabric.server.http.parameters import (
-    MAX_PAGE,
     Cursor,
     Namespace,
     PageLimit,

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+from flowfabric.core.base.pages import MAX_COUNTED
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Gate, Route
 from flowfabric.store.postgres.dialer import Connection
@@ -18,9 +19,6 @@ from flowfabric.store.queries import (
     RunningIn,
     WaitCount,
 )
-
-MOST = 100_000
-"""Where counting stops."""
 
 
 async def executions_in(session: PostgresSession, place: Place, limit: int) -> list[UUID]:
@@ -59,8 +57,8 @@ async def depths(session: PostgresSession, limit: int) -> list[RouteDepth]:
 
 
 async def lane_counts(session: PostgresSession, lane: str, namespace: str | None) -> LaneCounts:
-    waiting = await session.fetch(session.report, "wait_counts", lane, namespace, MOST)
-    ready = await session.fetch(session.report, "ready_routes", lane, namespace, MOST)
+    waiting = await session.fetch(session.report, "wait_counts", lane, namespace, MAX_COUNTED)
+    ready = await session.fetch(session.report, "ready_routes", lane, namespace, MAX_COUNTED)
     return LaneCounts(
         tuple(
             WaitCount(None if gate is None else Gate(gate), queue, count)

@@ -7,12 +7,14 @@ from typing import Any
 from uuid import UUID
 
 from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.pages import MAX_COUNTED
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Snapshot
 from flowfabric.core.execution.status import PublicState
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.session import PostgresSession
 from flowfabric.store.queries import (
+    MAX_EXAMINED,
     ByPartition,
     Claimable,
     Counts,
@@ -32,12 +34,6 @@ _ID, _CREATED_AT = SNAPSHOT.index("id"), SNAPSHOT.index("created_at")
 
 FIRST_ID = UUID(int=0)
 """Before every id that is given to anything."""
-
-EXAMINED = 10_000
-"""Most executions one page looks at."""
-
-COUNTED = 100_000
-"""Counting stops here."""
 
 
 async def page(session: PostgresSession, query: Query | MembersOf) -> Page:
@@ -95,12 +91,12 @@ async def counts(
     *,
     flow: UUID | None = None,
 ) -> Counts:
-    window = 2 * COUNTED + 1
+    window = 2 * MAX_COUNTED + 1
     if flow is not None:
         rows = await session.fetch(session.report, "member_counts", flow)
     else:
         others = [outcome for outcome in OUTCOMES if outcome]
-        values = (namespace, lane, COUNTED + 1, others, window)
+        values = (namespace, lane, MAX_COUNTED + 1, others, window)
         rows = await session.fetch(session.report, "state_counts", *values)
     found: Counter[str] = Counter()
     capped: set[PublicState] = set()
@@ -114,9 +110,9 @@ async def counts(
             capped.add(state)
     if parked == window:
         capped.update(PARKED)
-    capped.update(state for state in PublicState if found[state] > COUNTED)
+    capped.update(state for state in PublicState if found[state] > MAX_COUNTED)
     return Counts(
-        by_state={state: min(found[state], COUNTED) for state in PublicState},
+        by_state={state: min(found[state], MAX_COUNTED) for state in PublicState},
         capped=frozenset(capped),
     )
 
@@ -130,7 +126,7 @@ async def _page(
     place = (moment, uuid, query.created_from, query.created_until)
     end = None
     if _filters(query):
-        end = await connection.fetchrow(queries[way], *place, EXAMINED - 1)
+        end = await connection.fetchrow(queries[way], *place, MAX_EXAMINED - 1)
     rows = await connection.fetch(
         queries["listed_executions_newest_first" if query.newest_first else "listed_executions"],
         *place,

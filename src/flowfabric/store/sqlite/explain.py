@@ -2,6 +2,7 @@
 
 from uuid import UUID
 
+from flowfabric.core.base.pages import MAX_COUNTED
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Gate, Route
 from flowfabric.store.queries import (
@@ -17,9 +18,6 @@ from flowfabric.store.queries import (
 from flowfabric.store.sqlite.claim import routes_for
 from flowfabric.store.sqlite.reads import numbers, route_numbers
 from flowfabric.store.sqlite.session import SqliteSession, read_uuid
-
-MOST = 100_000
-"""Where counting stops."""
 
 
 def executions_in(session: SqliteSession, place: Place, limit: int) -> list[UUID]:
@@ -64,10 +62,10 @@ def depths(session: SqliteSession, limit: int) -> list[RouteDepth]:
 def lane_counts(session: SqliteSession, lane: str, namespace: str | None) -> LaneCounts:
     session.learn_routes()
     routes = dict(routes_for(session, [lane], namespace))
-    values = {"routes": numbers(routes), "most": MOST}
+    values = {"routes": numbers(routes), "most": MAX_COUNTED}
     return LaneCounts(
         tuple(
-            WaitCount(None if gate is None else Gate(gate), queue, min(count, MOST))
+            WaitCount(None if gate is None else Gate(gate), queue, min(count, MAX_COUNTED))
             for gate, queue, count in session.rows("wait_counts", values)
             if count
         ),

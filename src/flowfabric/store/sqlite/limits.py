@@ -7,7 +7,7 @@ from uuid import UUID
 from msgspec.json import encode
 
 from flowfabric.core.base.errors import Corruption
-from flowfabric.core.base.pages import in_pages
+from flowfabric.core.base.pages import MAX_COUNTED, in_pages
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.model import Gate, Start
 from flowfabric.core.limit.quota import Quota, Uses
@@ -47,9 +47,6 @@ from flowfabric.store.rows.limit import (
 from flowfabric.store.rows.record import QUOTAS
 from flowfabric.store.sqlite.reads import numbers, route_numbers
 from flowfabric.store.sqlite.session import SqliteSession, read_uuid
-
-MOST = 100_000
-"""Where counting stops."""
 
 
 def put_queues(session: SqliteSession, queues: Sequence[tuple[int, Uses]]) -> None:
@@ -140,7 +137,7 @@ def crowds(session: SqliteSession, after: int, limit: int) -> list[Crowd]:
 
 
 def queue_counts(session: SqliteSession, quota: str, limit: int) -> list[QueueCount]:
-    rows = session.rows("queue_counts", {"quota": quota, "limit": limit, "most": MOST})
+    rows = session.rows("queue_counts", {"quota": quota, "limit": limit, "most": MAX_COUNTED})
     return readable(
         rows,
         lambda row: QueueCount(read_uses(row[0]), *row[1:]),

@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Collection
 from uuid import UUID
 
+from flowfabric.core.base.pages import MAX_COUNTED
 from flowfabric.core.base.time import MAX_MILLIS, Millis
 from flowfabric.core.execution.model import Gate, Snapshot, Waiting
 from flowfabric.core.execution.status import PublicState
 from flowfabric.store.queries import (
+    MAX_EXAMINED,
     ByPartition,
     Claimable,
     Counts,
@@ -29,12 +31,6 @@ from flowfabric.store.rows.execution import SUSPENDED
 from flowfabric.store.sqlite.claim import routes_for
 from flowfabric.store.sqlite.reads import candidates, numbers, readable_snapshots
 from flowfabric.store.sqlite.session import SqliteSession, read_uuid
-
-WINDOW = 10_000
-"""Most executions one page looks at."""
-
-MOST = 100_000
-"""Where counting stops."""
 
 READY, LOST, LEASED, ENDED = 30, 31, 32, 40
 
@@ -123,24 +119,24 @@ def counts(
     *,
     flow: UUID | None = None,
 ) -> Counts:
-    window = 2 * MOST + 1
+    window = 2 * MAX_COUNTED + 1
     if flow is not None:
         rows = session.rows("member_counts", {"flow": flow.bytes})
     else:
         routes = numbers(_routes(session, namespace, lane))
         filtered = routes is not None
         # Each outcome is a place of its own: unless rows are left out, no more need be read.
-        ended = window if filtered else MOST + 1
+        ended = window if filtered else MAX_COUNTED + 1
         rows = session.rows("state_counts", {"routes": routes, "window": window, "ended": ended})
     found: Counter[str] = Counter()
     for spot, reason, count in rows:
         found[public_of(spot, reason)] += count
-    capped = {state for state, count in found.items() if count > MOST}
+    capped = {state for state, count in found.items() if count > MAX_COUNTED}
     if flow is None:
         for (full,) in session.rows("full_windows", {"window": window, "filtered": filtered}):
             capped |= {_PUBLIC[spot] for spot in _sharing(full) if spot in _PUBLIC}
     return Counts(
-        by_state={state: min(found[state], MOST) for state in PublicState},
+        by_state={state: min(found[state], MAX_COUNTED) for state in PublicState},
         capped=frozenset(capped),
     )
 
@@ -161,7 +157,7 @@ def _filter(session: SqliteSession, query: Query) -> dict[str, object]:
         "flow": None if query.flow is None else query.flow.bytes,
         "spots": numbers(spots) if query.states else None,
         "limit": query.limit + 1,
-        "window": WINDOW,
+        "window": MAX_EXAMINED,
     }
 
 

@@ -16,7 +16,7 @@ from flowfabric.core.execution.grant_record import Grant, GrantKind
 from flowfabric.core.execution.model import Failure, Outcome, Progress
 from flowfabric.core.execution.outcome import Cleanup
 from flowfabric.core.execution.status import Blocking, PublicState, Vector
-from flowfabric.engine.execution.views import Description, Info, LeaseView
+from flowfabric.engine.execution.described import Description, Info, LeaseView
 
 _TIMED = frozenset({Blocking.DELAY, Blocking.RETRY_BACKOFF, Blocking.RESUME_DELAY})
 """What a run waits for whose detail names a moment."""

@@ -353,13 +353,8 @@ def _names_of(function: Callable[..., object]) -> list[str] | None:
 
 
 def _key_text(value: object, what: str) -> str:
-    match value:
-        case bool() | None:
-            pass
-        case str() | int() | UUID():
-            return check_text(str(value), f"the key {what!r} of a limit", limit=MAX_NAME)
-        case _:
-            pass
+    if isinstance(value, str | int | UUID) and not isinstance(value, bool):
+        return check_text(str(value), f"the key {what!r} of a limit", limit=MAX_NAME)
     raise Invalid(f"a key of a limit must be text, a number or a UUID, not {type(value).__name__}")
 
 

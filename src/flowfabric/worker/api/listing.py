@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.ids import RunId
-from flowfabric.core.base.numbers import check_flag, check_whole
+from flowfabric.core.base.numbers import check_flag, check_whole, check_word
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.time import (
     Millis,
     from_datetime,
@@ -21,7 +22,7 @@ from flowfabric.core.base.time import (
 )
 from flowfabric.core.execution.model import Failure
 from flowfabric.core.execution.status import PublicState
-from flowfabric.engine.execution.views import MAX_PAGE, Info
+from flowfabric.engine.execution.described import Info
 from flowfabric.store.queries import Query
 from flowfabric.worker.api.blocking import Block, blocking
 from flowfabric.worker.api.client import Client
@@ -162,14 +163,7 @@ def _states(given: States | None) -> tuple[PublicState, ...]:
     words = [given] if isinstance(given, str) else given
     if not isinstance(words, Iterable):
         raise Invalid(f"state must be one of {', '.join(PublicState)}, or several of them")
-    return tuple(_state(word) for word in words)
-
-
-def _state(word: Any) -> PublicState:
-    try:
-        return PublicState(word)
-    except ValueError:
-        raise Invalid(f"a run can be {', '.join(PublicState)}, not {str(word)[:80]!r}") from None
+    return tuple(check_word(word, PublicState, "state") for word in words)
 
 
 def one_tag(given: object) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from flowfabric.core.execution.model import Failure
 from flowfabric.core.execution.outcome import Outcome
 from flowfabric.core.execution.step import Recorded
 from flowfabric.core.flow.children import end_signal
-from flowfabric.engine.execution.views import Ending
+from flowfabric.engine.execution.described import Ending
 from flowfabric.worker.api.concurrency import Concurrency, beside
 from flowfabric.worker.api.run import Run
 from flowfabric.worker.api.waits import WaitsApi

@@ -16,7 +16,7 @@ from flowfabric.core.execution.operator import Replayed
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.submission import Duplicate
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.execution.views import Ending
+from flowfabric.engine.execution.described import Ending
 from flowfabric.worker.api.blocking import Block, blocking
 from flowfabric.worker.api.client import Client
 from flowfabric.worker.api.described import RunCancel, RunDescription, describe_run

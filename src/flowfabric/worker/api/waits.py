@@ -33,7 +33,6 @@ from flowfabric.core.wait.condition.model import (
     any_waitpoint,
 )
 from flowfabric.core.wait.model import (
-    NO_WAITS,
     Behaviour,
     ResumePolicy,
     Signal,
@@ -457,7 +456,7 @@ class WaitsApi:
 
 async def _open_or_new(run: Snapshot, id: UUID, create: Callable[[], Awaitable[str]]) -> str:
     """The waitpoint that was handed out, if it is still open; otherwise another one."""
-    pending = (run.life.waits or NO_WAITS).pending
+    pending = run.waits.pending
     return str(id) if any(each.id == id for each in pending) else await create()
 
 

@@ -17,7 +17,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.step import Recorded
 from flowfabric.core.wait.model import Waited
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.execution.views import Ending
+from flowfabric.engine.execution.described import Ending
 from flowfabric.worker.errors import Unwind
 from flowfabric.worker.run.together import errors_of, stop_all
 

@@ -21,7 +21,7 @@ from flowfabric.core.flow.join import AllOf
 from flowfabric.core.wait.model import Signal
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.execution.claims import Claim
-from flowfabric.engine.execution.views import CleanupRequest
+from flowfabric.engine.execution.described import CleanupRequest
 from flowfabric.engine.flow.passing import counting_edges, passed_results
 from flowfabric.server.http.wire import Json, media_type
 from flowfabric.server.worker.work.answers import (
@@ -172,8 +172,7 @@ async def _steps(engine: Engine, claim: Claim) -> list[StepOnRecord]:
 
 
 async def _signals(engine: Engine, claim: Claim) -> list[ResumeSignal]:
-    waits = claim.snapshot.life.waits
-    if claim.lease.start is not Start.CONTINUE or waits is None or waits.last is None:
+    if claim.lease.start is not Start.CONTINUE or claim.snapshot.waits.last is None:
         return []
     return [describe_signal(signal) for signal in await engine.suspensions.observe(claim)]
 

@@ -233,9 +233,9 @@ async def _result(request: Call, item: bodies.Item) -> OperationResult:
     except FlowFabricError as error:
         status, body = answer_to(error)
         return OperationResult(status, error=body)
-    except Exception:
-        # The others have their results all the same.
-        log.exception("an operation of a batch failed: %s", type(item).__name__)
+    except Exception:  # the others have their results all the same
+        operation, run = type(item).__struct_config__.tag, _run_of(request, item)
+        log.exception("%s of run %s failed in a batch; the worker gets a 500", operation, run)
         return OperationResult(500, error=ErrorBody("internal error", "internal", retryable=False))
 
 
