@@ -258,9 +258,9 @@ EDGES = (A, UUIDS[0], False, 500, UUIDS)
 async def test_edges_are_found_by_the_index_made_for_them(filled: postgres_bench.Bench) -> None:
     for name, index, condition in (
         ("edges_by_id", "edge_pkey", "(id = a.id)"),
-        ("edges_out", "edge_upstream", "(ROW(upstream, id) > ROW(a.id, $2))"),
-        ("unsettled_edges_out", "edge_upstream", "(ROW(upstream, id) > ROW(a.id, $2))"),
-        ("edges_in", "edge_downstream", "(ROW(downstream, id) > ROW(a.id, $2))"),
+        ("edges_out", "edge_upstream", "(ROW(upstream, id) >= ROW(a.id, $2))"),
+        ("unsettled_edges_out", "edge_upstream", "(ROW(upstream, id) >= ROW(a.id, $2))"),
+        ("edges_in", "edge_downstream", "(ROW(downstream, id) >= ROW(a.id, $2))"),
     ):
         steps = await plan(filled, PINNED, name, *EDGES)
         assert f"using {index} on edge" in steps, name
