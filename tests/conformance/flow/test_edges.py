@@ -126,6 +126,29 @@ async def test_any_number_of_edges_may_wait_to_be_applied(lab: Lab) -> None:
     assert (await flow.flow()).revision == 302
 
 
+@pytest.mark.inside
+async def test_an_edge_is_applied_without_reading_the_others(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C-T15: or the edges of a wide join would take longer and longer"""
+    flow = await Growing.begin(lab, "a", "b")
+    wanted = [flow.edge("a>b") for _ in range(9)]
+    for revision, edge in enumerate(wanted, 2):
+        await lab.engine.flows.stage_only(edge, revision)
+    read, edges = 0, lab.engine.store.edges
+
+    async def counted(query: EdgeQuery) -> Any:
+        nonlocal read
+        found = await edges(query)
+        read += len(found)
+        return found
+
+    monkeypatch.setattr(lab.engine.store, "edges", counted)
+    answers = [await lab.engine.flows.apply(flow.id, edge.id) for edge in wanted]
+    assert answers == [Applied(number) for number in range(1, 10)]
+    assert read == len(wanted), "each edge itself"
+
+
 async def test_a_name_that_an_edge_was_staged_with_is_not_changed(lab: Lab) -> None:
     flow = await Growing.begin(lab, "a", "b")
     wanted = flow.edge("a>b", input="draft")

@@ -69,6 +69,12 @@ async def edges(session: PostgresSession, query: EdgeQuery) -> list[EdgeState]:
     return search.found
 
 
+async def unsatisfied(session: PostgresSession, flow: UUID, downstream: UUID) -> int:
+    values = (flow, downstream, FIRST_ID, flow_rows.UNAPPLIED)
+    ((found,),) = await session.fetch(session.load, "unsatisfied_edges_in", *values)
+    return int(found)
+
+
 async def count_flows(
     session: PostgresSession, changes: Sequence[FlowChange], told: Sequence[OutboxEntry] = ()
 ) -> set[UUID]:

@@ -151,6 +151,12 @@ cross join lateral (
 ) e
 order by e.id limit $4
 
+-- name: unsatisfied_edges_in
+-- Documents that contain the last value are left out. Equality as in edges_out.
+select count(*) from {schema}.edge e
+where e.flow = $1 and (e.downstream, e.id) >= ($2, $3) and e.downstream <= $2
+    and e.outcome is null and position($4::bytea in e.doc) = 0
+
 -- name: gone_outbox
 -- Looked up by key and then by place, like counted_signals. They are never updated, and only the
 -- session that locks the flow deletes them.
