@@ -258,9 +258,9 @@ EDGES = (A, UUIDS[0], False, 500, UUIDS)
 async def test_edges_are_found_by_the_index_made_for_them(filled: postgres_bench.Bench) -> None:
     for name, index, condition in (
         ("edges_by_id", "edge_pkey", "(id = a.id)"),
-        ("edges_out", "edge_upstream", "(ROW(upstream, id) > ROW(a.id, $2))"),
-        ("unsettled_edges_out", "edge_upstream", "(ROW(upstream, id) > ROW(a.id, $2))"),
-        ("edges_in", "edge_downstream", "(ROW(downstream, id) > ROW(a.id, $2))"),
+        ("edges_out", "edge_upstream", "(ROW(upstream, id) >= ROW(a.id, $2))"),
+        ("unsettled_edges_out", "edge_upstream", "(ROW(upstream, id) >= ROW(a.id, $2))"),
+        ("edges_in", "edge_downstream", "(ROW(downstream, id) >= ROW(a.id, $2))"),
     ):
         steps = await plan(filled, PINNED, name, *EDGES)
         assert f"using {index} on edge" in steps, name
@@ -270,6 +270,8 @@ async def test_edges_are_found_by_the_index_made_for_them(filled: postgres_bench
     for table in ("execution", "parked", "lease", "ready", "done"):
         assert f" on {table} " in steps
     assert "Seq Scan" not in steps
+    steps = await plan(filled, PINNED, "unsatisfied_edges_in", A, B, UUIDS[0], "x")
+    assert "using edge_downstream on edge" in steps
     steps = await plan(filled, PINNED, "edges_of_flow", *EDGES[:4])
     assert "using edge_pkey on edge" in steps
     assert "Sort" not in steps

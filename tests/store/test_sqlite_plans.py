@@ -29,6 +29,8 @@ async def test_edges_are_found_by_the_index_made_for_them(path: str) -> None:
         "edges_in": "INDEX edge_downstream (flow=? AND downstream=? AND id>?)",
     }.items():
         assert f"SEARCH edge USING {found}" in plan(path, name, b"", b"", b"", 1, 500)
+    text = plan(path, "unsatisfied_edges_in", b"", b"", b"")
+    assert "SEARCH edge USING INDEX edge_downstream (flow=? AND downstream=?)" in text
     text = plan(path, "edges_of_flow", b"", b"", 0, 500)
     assert "SEARCH edge USING PRIMARY KEY (flow=? AND id>?)" in text
     assert "TEMP B-TREE" not in text

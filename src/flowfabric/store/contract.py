@@ -448,6 +448,9 @@ class FlowStore(Protocol):
     async def edges(self, query: EdgeQuery) -> list[EdgeState]:
         """Edges by id."""
 
+    async def unsatisfied(self, flow: UUID, downstream: UUID) -> int:
+        """How many edges into a member are not settled, without those that are unapplied."""
+
     async def unsettled(
         self,
         endings: Sequence[tuple[UUID, UUID]],

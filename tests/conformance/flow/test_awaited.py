@@ -1,12 +1,15 @@
 """Runs that wait for the end of another one: they are signalled once, whatever dies meanwhile."""
 
 from collections.abc import Awaitable, Callable
+from uuid import UUID
 
 import pytest
 
 from flowfabric.core.base.errors import NotFound
 from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.flow.children import end_signal
+from flowfabric.core.flow.model import FlowState
+from tests.kit.flowing import Growing
 from tests.kit.lab import Lab
 from tests.kit.situations import missing_ids, take
 
@@ -48,6 +51,24 @@ async def test_the_sweep_signals_what_the_process_that_ended_the_run_did_not(
     assert await signals(lab, waiting) == []
     await lab.engine.sweep.once()
     await lab.engine.sweep.once()
+    assert await signals(lab, waiting) == [end_signal(child.uuid)]
+
+
+@pytest.mark.parametrize("member", [UUID(int=1), UUID(int=2**128 - 1)])
+async def test_a_run_and_a_flow_of_one_id_are_owed_what_is_theirs(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, member: UUID
+) -> None:
+    """I-22: clients name both, and an outbox entry of one may stand before those of the other"""
+    child, waiting = await lab.submit(), await lab.submit(delay_until=lab.engine.now() + 9_000)
+    flow = await Growing.begin(lab, id=waiting.uuid)
+    await flow.add("a", id=ExecutionId.member(flow.id, member))
+    await flow.seal()
+    await lab.engine.executions.await_end(child, waiting.uuid)
+    monkeypatch.setattr(lab.engine._dispatcher, "committed", lambda commit: None)
+    await cancel(lab, child)
+    await complete(lab, flow["a"])
+    assert len((await lab.engine.store.owing([flow.id], 9)).entries) == 2
+    assert (await flow.check()).state is FlowState.COMPLETED
     assert await signals(lab, waiting) == [end_signal(child.uuid)]
 
 

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable
 from itertools import pairwise
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -125,6 +126,29 @@ async def test_any_number_of_edges_may_wait_to_be_applied(lab: Lab) -> None:
     assert (await flow.flow()).revision == 302
 
 
+@pytest.mark.inside
+async def test_an_edge_is_applied_without_reading_the_others(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C-T15: or the edges of a wide join would take longer and longer"""
+    flow = await Growing.begin(lab, "a", "b")
+    wanted = [flow.edge("a>b") for _ in range(9)]
+    for revision, edge in enumerate(wanted, 2):
+        await lab.engine.flows.stage_only(edge, revision)
+    read, edges = 0, lab.engine.store.edges
+
+    async def counted(query: EdgeQuery) -> Any:
+        nonlocal read
+        found = await edges(query)
+        read += len(found)
+        return found
+
+    monkeypatch.setattr(lab.engine.store, "edges", counted)
+    answers = [await lab.engine.flows.apply(flow.id, edge.id) for edge in wanted]
+    assert answers == [Applied(number) for number in range(1, 10)]
+    assert read == len(wanted), "each edge itself"
+
+
 async def test_a_name_that_an_edge_was_staged_with_is_not_changed(lab: Lab) -> None:
     flow = await Growing.begin(lab, "a", "b")
     wanted = flow.edge("a>b", input="draft")
@@ -203,6 +227,29 @@ async def test_a_repeated_staging_is_recognised_whatever_the_revision(lab: Lab) 
     again = await lab.engine.flows.stage(edge, expected_revision=2)
     assert again == AlreadyStaged(edge.id, 3)
     assert await counters(flow, "b") == (1, 0, 0, 0)
+
+
+@pytest.mark.parametrize("end", [UUID(int=0), UUID(int=2**128 - 1)])
+async def test_the_first_and_the_last_of_all_ids_are_ids_as_any_other(lab: Lab, end: UUID) -> None:
+    """C-T14, C-T20, I-2, I-9: of a flow, of a member and of an edge, which clients name"""
+    flow = await Growing.begin(lab, "other", id=end)
+    await flow.add("a", id=ExecutionId.member(end, end))
+    await flow.add("child")
+    edge = flow.edge("a>child", id=end)
+    staged = await lab.engine.flows.stage(edge)
+    assert isinstance(staged, Staged)
+    assert await lab.engine.flows.stage(edge) == AlreadyStaged(end, staged.revision)
+    await flow.link("other>child")
+    await flow.seal()
+    views = lab.engine.flow_views
+    assert {member.id for member in await views.members(end)} == set(flow.members.values())
+    assert end in {state.edge.id for state in await views.edges(end)}
+    assert [state.edge.id for state in await views.edges(end, upstream=flow["a"])] == [end]
+    last = UUID(int=2**128 - 1)
+    assert await views.edges(end, after=last, limit=1) == []
+    assert await views.members(end, after=ExecutionId.member(end, last)) == []
+    await flow.complete("a", "other", "child")
+    assert (await flow.check()).state is FlowState.COMPLETED
 
 
 async def test_another_edge_under_a_known_id_is_a_conflict(lab: Lab) -> None:

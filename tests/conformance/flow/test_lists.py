@@ -156,6 +156,30 @@ async def test_unsettled_edges_come_with_their_downstream(bench: Bench) -> None:
     assert await bench.store.unsettled([], None, 9) == []
 
 
+async def test_edges_that_a_member_still_waits_for_are_counted(bench: Bench) -> None:
+    """C-T15: not those that are settled or unapplied, whatever the name of an input says"""
+    flow, other = await bench.flow(), await bench.flow()
+    (one,) = await bench.members(flow, 1)
+    into = uuid_of(one)
+    tricky = '"unapplied":true'
+    edges = [
+        edge(flow, 0, A, into),
+        edge(flow, 1, A, into, input=tricky),
+        edge(flow, 2, B, into, unapplied=True),
+        edge(flow, 3, B, into, input=tricky, unapplied=True),
+        edge(flow, 4, C, into),
+        edge(flow, 5, C, A),
+    ]
+    assert await bench.apply(flow, edges=tuple(edges))
+    assert await bench.apply(other, edges=(edge(other, 7, A, into),))
+    await bench.write(touch(one, settled=((UUID(int=4), Outcome.SUCCESS),)))
+    assert await bench.store.unsatisfied(flow.id, into) == 2
+    applied = edge(flow, 2, B, into)
+    assert await bench.apply(await bench.load(flow), applied=(applied,))
+    counts = [await bench.store.unsatisfied(flow.id, id) for id in (into, A, B)]
+    assert counts == [3, 1, 0]
+
+
 async def test_very_many_edges_are_read_in_pages(bench: Bench) -> None:
     flow = await bench.flow()
     hubs = (A, B, C)

@@ -88,7 +88,7 @@ from flowfabric.engine.execution.executions import Executions
 from flowfabric.engine.flow.declarations import FlowDeclarations
 from flowfabric.engine.flow.dispatch import FlowDispatcher
 from flowfabric.engine.flow.resolver import FlowResolver
-from flowfabric.engine.flow.walks import PAGE, edge_pages, member_pages, reaches, whole
+from flowfabric.engine.flow.walks import PAGE, member_pages, reaches, whole
 from flowfabric.store.contract import Store
 from flowfabric.store.queries import EdgeQuery, MembersOf
 from flowfabric.store.rows.record import FLOWS
@@ -291,15 +291,10 @@ class Flows(Service):
                 raise NotFound("edge", edge)
             if not staged.edge.unapplied:
                 return None, AlreadySatisfied("already_applied")
-            into = EdgeQuery(flow=key, downstreams=(staged.edge.downstream,), unsettled=True)
-            unsatisfied = [
-                state.edge.id
-                async for page in edge_pages(self._context.store, into)
-                for state in page
-                if state.edge.id == wanted or not state.edge.unapplied
-            ]
+            others = await self._context.store.unsatisfied(key, staged.edge.downstream)
             change = await _applied(self._context.store, present, now, staged.edge, name)
-            return replace(change, after=changed(present, now)), Applied(len(unsatisfied))
+            answer = Applied(others + (staged.outcome is None))
+            return replace(change, after=changed(present, now)), answer
 
         return await self._change(key, decide)
 

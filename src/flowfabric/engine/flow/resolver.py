@@ -117,8 +117,8 @@ class FlowResolver(Service):
         async def round(number: int) -> Flow | Literal[RaceLost.RACE_LOST] | None:
             while (seen := await self._context.store.owing([flow], PAGE)).entries:
                 entries = seen.entries
-                if entries[0].kind is OutboxKind.AWAITED:  # owed to a run, and so are the others
-                    await self._tell_run(flow, entries)
+                if told := _of(OutboxKind.AWAITED, entries):  # to a run; a flow may have its id
+                    await self._tell_run(flow, told)
                     continue
                 found = known(seen.flows.get(flow), flow)
                 if not (entries := await self._without_cancelled(found, entries)):

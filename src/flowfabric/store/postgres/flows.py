@@ -17,7 +17,7 @@ from flowfabric.store.postgres import submit
 from flowfabric.store.postgres.apply import Writer, prepare, standing
 from flowfabric.store.postgres.dialer import Connection
 from flowfabric.store.postgres.faults import PATIENCE_SECONDS
-from flowfabric.store.postgres.lists import FIRST_ID
+from flowfabric.store.postgres.lists import FIRST_ID, start_after
 from flowfabric.store.postgres.moves import RowMove
 from flowfabric.store.postgres.session import PostgresSession, columns, insert_new, same
 from flowfabric.store.queries import EdgeQuery, FlowQuery, Owing, Unsettled
@@ -63,10 +63,16 @@ async def lay_flows(session: PostgresSession, flows: Sequence[NewFlow], now: Mil
 async def edges(session: PostgresSession, query: EdgeQuery) -> list[EdgeState]:
     search = EdgeSearch(query)
     while not search.over:
-        asked = (query.flow, search.after or FIRST_ID, query.unsettled, query.limit)
+        asked = (query.flow, start_after(search.after), query.unsettled, query.limit)
         keys = () if search.keys is None else (search.keys,)
         search.add(await session.fetch(session.load, search.name, *asked, *keys))
     return search.found
+
+
+async def unsatisfied(session: PostgresSession, flow: UUID, downstream: UUID) -> int:
+    values = (flow, downstream, FIRST_ID, flow_rows.UNAPPLIED)
+    ((found,),) = await session.fetch(session.load, "unsatisfied_edges_in", *values)
+    return int(found)
 
 
 async def count_flows(
@@ -89,7 +95,7 @@ async def unsettled(
     each: int | None = None,
 ) -> list[Unsettled]:
     flows, upstreams = [flow for flow, _ in endings], [upstream for _, upstream in endings]
-    values = (flows, upstreams, after or FIRST_ID, limit if each is None else each, limit)
+    values = (flows, upstreams, start_after(after), limit if each is None else each, limit)
     return await session.load.run(partial(_unsettled, session, values))
 
 
@@ -140,7 +146,7 @@ async def owed_flows(session: PostgresSession, limit: int) -> list[UUID]:
 
 
 async def _owing(session: PostgresSession, after: UUID | None, limit: int) -> list[UUID]:
-    values = (after or FIRST_ID, limit)
+    values = (start_after(after), limit)
     rows = await session.fetch(session.load, "owed_flows", *values)
     return [flow for (flow,) in rows]
 

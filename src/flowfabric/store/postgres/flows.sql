@@ -104,7 +104,7 @@ where t.id = g.id
 
 -- name: edges_of_flow
 select e.doc, e.outcome from {schema}.edge e
-where e.flow = $1 and e.id > $2 and (e.outcome is null or not $3)
+where e.flow = $1 and e.id >= $2 and (e.outcome is null or not $3)
 order by e.id limit $4
 
 -- name: edges_by_id
@@ -113,7 +113,7 @@ from unnest($5::uuid[]) as a (id)
 cross join lateral (
     select * from {schema}.edge t where t.flow = $1 and t.id = a.id offset 0
 ) e
-where e.id > $2 and (e.outcome is null or not $3)
+where e.id >= $2 and (e.outcome is null or not $3)
 order by e.id limit $4
 
 -- name: edges_out
@@ -123,7 +123,7 @@ select e.doc, e.outcome
 from unnest($5::uuid[]) as a (id)
 cross join lateral (
     select * from {schema}.edge t
-    where t.flow = $1 and (t.upstream, t.id) > (a.id, $2) and t.upstream <= a.id
+    where t.flow = $1 and (t.upstream, t.id) >= (a.id, $2) and t.upstream <= a.id
         and (t.outcome is null or not $3)
     order by t.upstream, t.id limit $4
 ) e
@@ -134,7 +134,7 @@ select e.doc, e.outcome
 from unnest($5::uuid[]) as a (id)
 cross join lateral (
     select * from {schema}.edge t
-    where t.flow = $1 and (t.upstream, t.id) > (a.id, $2) and t.upstream <= a.id
+    where t.flow = $1 and (t.upstream, t.id) >= (a.id, $2) and t.upstream <= a.id
         and $3 and t.outcome is null
     order by t.upstream, t.id limit $4
 ) e
@@ -145,11 +145,17 @@ select e.doc, e.outcome
 from unnest($5::uuid[]) as a (id)
 cross join lateral (
     select * from {schema}.edge t
-    where t.flow = $1 and (t.downstream, t.id) > (a.id, $2) and t.downstream <= a.id
+    where t.flow = $1 and (t.downstream, t.id) >= (a.id, $2) and t.downstream <= a.id
         and (t.outcome is null or not $3)
     order by t.downstream, t.id limit $4
 ) e
 order by e.id limit $4
+
+-- name: unsatisfied_edges_in
+-- Documents that contain the last value are left out. Equality as in edges_out.
+select count(*) from {schema}.edge e
+where e.flow = $1 and (e.downstream, e.id) >= ($2, $3) and e.downstream <= $2
+    and e.outcome is null and position($4::bytea in e.doc) = 0
 
 -- name: gone_outbox
 -- Looked up by key and then by place, like counted_signals. They are never updated, and only the
@@ -180,7 +186,7 @@ select
     c.flow, c.id, c.number, c.kind, c.outcome, c.spared,
     c.kind = 1 and exists (
         select from {schema}.edge e
-        where e.flow = c.flow and (e.upstream, e.id) > (c.id, $3) and e.upstream <= c.id
+        where e.flow = c.flow and (e.upstream, e.id) >= (c.id, $3) and e.upstream <= c.id
             and e.outcome is null
     ),
     null
@@ -250,7 +256,7 @@ from (
         from unnest($1::uuid[], $2::uuid[]) as a (flow, upstream)
         cross join lateral (
             select * from {schema}.edge t
-            where t.flow = a.flow and (t.upstream, t.id) > (a.upstream, $3)
+            where t.flow = a.flow and (t.upstream, t.id) >= (a.upstream, $3)
                 and t.upstream <= a.upstream and t.outcome is null
             order by t.upstream, t.id limit $4
         ) t
@@ -266,7 +272,7 @@ order by o.id
 -- name: owed_flows
 -- From one flow to the next, however much is owed to each.
 with recursive owing (flow) as (
-    select (select c.flow from {schema}.flow_outbox c where c.flow > $1 order by c.flow limit 1)
+    select (select c.flow from {schema}.flow_outbox c where c.flow >= $1 order by c.flow limit 1)
     union all
     select (select c.flow from {schema}.flow_outbox c where c.flow > o.flow order by c.flow limit 1)
     from owing o where o.flow is not null
@@ -276,7 +282,7 @@ select flow from owing where flow is not null limit $2
 -- name: members
 select s.*
 from (
-    select e.id from {schema}.execution e where e.flow = $1 and e.id > $2 order by e.id
+    select e.id from {schema}.execution e where e.flow = $1 and e.id >= $2 order by e.id
 ) m
 cross join lateral (
     select * from {schema}.snapshot v where v.id = m.id offset 0
@@ -287,7 +293,7 @@ order by m.id limit $3
 -- name: living_members
 select s.*
 from (
-    select e.id from {schema}.execution e where e.flow = $1 and e.id > $2 order by e.id
+    select e.id from {schema}.execution e where e.flow = $1 and e.id >= $2 order by e.id
 ) m
 cross join lateral (
     select * from {schema}.snapshot v where v.id = m.id and v.place <> 'done' offset 0

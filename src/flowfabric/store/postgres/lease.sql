@@ -199,7 +199,7 @@ gone as (
         cross join lateral (
             -- as in downstreams_go_on: no other edge is open
             select min(s.ctid) as place, count(*) as open from {schema}.edge s
-            where s.flow = m.flow and (s.upstream, s.id) > (m.id, $18) and s.upstream <= m.id
+            where s.flow = m.flow and (s.upstream, s.id) >= (m.id, $18) and s.upstream <= m.id
                 and s.outcome is null
         ) o
         cross join lateral (
@@ -292,7 +292,7 @@ staying as materialized (
     where (u.upstream in (select ended.id from ended)) is not true
         or coalesce(u.open, ($49::integer[])[1]) < (
             select count(*) from {schema}.edge e
-            where e.flow = u.flow and (e.upstream, e.id) > (u.upstream, $54)
+            where e.flow = u.flow and (e.upstream, e.id) >= (u.upstream, $54)
                 and e.upstream <= u.upstream and e.outcome is null
         )
 ),

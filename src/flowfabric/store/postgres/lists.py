@@ -33,7 +33,16 @@ from flowfabric.store.rows.state import OUTCOMES, PARKED, filter_of, state_of
 _ID, _CREATED_AT = SNAPSHOT.index("id"), SNAPSHOT.index("created_at")
 
 FIRST_ID = UUID(int=0)
-"""Before every id that is given to anything."""
+LAST_ID = UUID(int=2**128 - 1)
+"""The ends of the range of ids; a client may have given either of them."""
+
+
+def start_after(cursor: UUID | None) -> UUID | None:
+    """The id that a page after the cursor begins with; None (nothing equals it, and nothing is
+    above it) after the last id of all."""
+    if cursor is None:
+        return FIRST_ID
+    return None if cursor == LAST_ID else UUID(int=cursor.int + 1)
 
 
 async def page(session: PostgresSession, query: Query | MembersOf) -> Page:
@@ -61,7 +70,7 @@ async def snapshots(session: PostgresSession, query: SnapshotQuery) -> list[Snap
 
 async def _members(session: PostgresSession, query: MembersOf) -> Page:
     text = session.queries["living_members" if query.living else "members"]
-    values = (query.flow, query.after or FIRST_ID, query.limit)
+    values = (query.flow, start_after(query.after), query.limit)
 
     async def work(connection: Connection, repeated: bool) -> Page:
         damaged: list[UUID] = []

@@ -118,6 +118,7 @@ class PostgresStore:
     lay_flows = _method(flow_reads.lay_flows)
     edges = _method(flow_reads.edges)
     owing = _method(flow_reads.owing)
+    unsatisfied = _method(flow_reads.unsatisfied)
     unsettled = _method(flow_reads.unsettled)
     count_flows = _method(flow_reads.count_flows)
     owed_flows = _method(flow_reads.owed_flows)

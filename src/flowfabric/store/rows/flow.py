@@ -25,6 +25,10 @@ from flowfabric.store.rows.execution import Row
 EDGE = ("flow", "id", "upstream", "downstream", "doc")
 OUTBOX = ("flow", "id", "number", "kind", "outcome", "spared")
 
+UNAPPLIED = b'"unapplied":true'
+"""Only the document of an unapplied edge contains this: in the name of an input a quote is
+escaped."""
+
 _encode = msgspec.json.Encoder().encode
 _edges = msgspec.json.Decoder(Edge)
 

@@ -82,6 +82,12 @@ def edges(session: SqliteSession, query: EdgeQuery) -> list[EdgeState]:
     return search.found
 
 
+def unsatisfied(session: SqliteSession, flow: UUID, downstream: UUID) -> int:
+    values = (flow.bytes, downstream.bytes, flow_rows.UNAPPLIED)
+    ((found,),) = session.rows("unsatisfied_edges_in", values)
+    return int(found)
+
+
 def count_flows(
     session: SqliteSession, counts: Sequence[FlowChange], told: Sequence[OutboxEntry] = ()
 ) -> set[UUID]:

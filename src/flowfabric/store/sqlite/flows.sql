@@ -87,6 +87,11 @@ select doc, outcome from edge indexed by edge_downstream
 where downstream in (select id from given) and flow = ? and id > ? and (? = 0 or outcome is null)
 order by id limit ?
 
+-- name: unsatisfied_edges_in
+-- Documents that contain the last value are left out.
+select count(*) from edge indexed by edge_downstream
+where flow = ? and downstream = ? and outcome is null and instr(doc, ?) = 0
+
 -- name: new_outbox
 insert into flow_outbox (flow, id, number, kind, outcome, spared) values (?, ?, ?, ?, ?, ?)
 on conflict (flow, id, number, kind) do nothing

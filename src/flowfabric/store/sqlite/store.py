@@ -163,6 +163,7 @@ class SqliteStore:
     lay_flows = _writing(flow_reads.lay_flows)
     edges = _reading(flow_reads.edges)
     owing = _reading(flow_reads.owing)
+    unsatisfied = _reading(flow_reads.unsatisfied)
     unsettled = _reading(flow_reads.unsettled)
     count_flows = _writing(flow_reads.count_flows)
     _owed_flows_after = _reading(flow_reads.owed_flows)
