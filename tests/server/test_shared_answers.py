@@ -88,9 +88,7 @@ async def test_who_does_not_allow_it_sees_what_is_true_now(
 
 
 @pytest.mark.parametrize("end", ["", "/state", "/result"])
-async def test_a_long_poll_is_not_shared(
-    engine: Engine, http: httpx.AsyncClient, end: str
-) -> None:
+async def test_a_long_poll_is_not_shared(engine: Engine, http: httpx.AsyncClient, end: str) -> None:
     """It ends with its own client, and one that waits keeps no other request from its answer."""
     await submit(engine)
     (claim,) = await engine.claims.claim(WorkerIdentity("w", "w1"))

@@ -15,7 +15,7 @@ from flowfabric.server.caller.access import check_scope
 from flowfabric.server.context import ServerContext
 from flowfabric.server.http.asgi import CONTEXT, App, Message, Receive
 from flowfabric.server.http.errors import BodyTooLarge, BodyTooSlow
-from flowfabric.server.http.parameters import check_repeated
+from flowfabric.server.http.parameters import check_query
 from flowfabric.server.http.paths import show_slashes
 from flowfabric.server.http.wire import EMPTY, BodyError
 
@@ -36,8 +36,8 @@ class RequestLimits:
         show_slashes(scope)
         check_scope(scope)  # before the body is looked at
         handler: Any = scope["route_handler"]
-        if b"&" in scope["query_string"]:
-            check_repeated(scope, handler)
+        if scope["query_string"]:
+            check_query(scope, handler)
         has_body = _may_have_body(scope)
         context: ServerContext = scope[CONTEXT]
         seconds = context.options.request_timeout / 1000
