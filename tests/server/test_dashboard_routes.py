@@ -169,7 +169,8 @@ async def test_waitpoints_of_one_run_and_a_decision_at_an_unknown_one(
     engine: Engine, http: httpx.AsyncClient
 ) -> None:
     id = await submit(engine)
-    assert (await http.get(f"/v1/executions/{id}/waitpoints")).json() == {"waitpoints": []}
+    reply = await http.get(f"/v1/executions/{id}/waitpoints")
+    assert reply.json() == {"waitpoints": [], "next_cursor": None}
     path = f"/v1/executions/{id}/waitpoints/{UUID(int=7)}/decide"
     answer = await http.post(path, json={"decision": "approved"})
     assert answer.status_code in (404, 409)

@@ -221,3 +221,34 @@ async def test_one_more_in_a_policy_is_refused(
 ) -> None:
     reply = await http.post("/v1/executions", json={**EXECUTION, "policy": policy})
     assert error_of(reply, 400)["code"] == "invalid_policy_json"
+
+
+@pytest.mark.parametrize("number", ["5.0", "1e1", "99999999999999999999"])
+async def test_bytes_have_whole_numbers_beside_them(http: httpx.AsyncClient, number: str) -> None:
+    """1.2: `5.0` is a type error, also where the members of a body are in the query."""
+    members = {name: value for name, value in EXECUTION.items() if isinstance(value, str)}
+    headers = {"Content-Type": "application/octet-stream"}
+    for name in ("priority", "delay_until"):
+        query = {**members, "priority": "0", name: number}
+        reply = await http.post("/v1/executions", params=query, content=b"x", headers=headers)
+        error_of(reply, 422)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/executions/search?limit={}",
+        "/v1/executions/search?created_from={}",
+        f"/v1/executions/{NOBODY}/signals?after={{}}",
+        f"/v1/executions/{NOBODY}/stream?attempt={{}}",
+        "/v1/events?limit={}",
+        "/v1/flows?limit={}",
+        "/v1/lanes?limit={}",
+        "/v1/suspended?limit={}",
+        "/v1/failures?since={}",
+    ],
+)
+@pytest.mark.parametrize("number", ["5.0", "1e1", "99999999999999999999"])
+async def test_a_query_has_whole_numbers(http: httpx.AsyncClient, path: str, number: str) -> None:
+    refused = error_of(await http.get(path.format(number)), 400)
+    assert refused["code"] == "invalid_parameter"

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from flowfabric.core.execution.model import WorkerIdentity
 from flowfabric.core.execution.submission import Submission
 from flowfabric.engine.engine import Engine
 from flowfabric.server.app import create_app
@@ -84,6 +85,19 @@ async def test_who_does_not_allow_it_sees_what_is_true_now(
     await submit(engine)
     headers = {} if header is None else {"cache-control": header}
     assert len((await http.get(RUNS, headers=headers)).json()["executions"]) == 1
+
+
+@pytest.mark.parametrize("end", ["", "/state", "/result"])
+async def test_a_long_poll_is_not_shared(engine: Engine, http: httpx.AsyncClient, end: str) -> None:
+    """It ends with its own client, and one that waits keeps no other request from its answer."""
+    await submit(engine)
+    (claim,) = await engine.claims.claim(WorkerIdentity("w", "w1"))
+    url = f"/v1/executions/{claim.id}{end}"
+    waiting = asyncio.ensure_future(http.get(f"{url}?wait=30s", headers=LIVE))
+    assert (await http.get("/healthz")).status_code == 200
+    await engine.attempts.complete(claim, b"ready")
+    answer = await asyncio.wait_for(waiting, 10)
+    assert (answer.status_code, "age" in answer.headers) == (200, False)
 
 
 async def test_another_question_has_its_own_answer(engine: Engine, http: httpx.AsyncClient) -> None:

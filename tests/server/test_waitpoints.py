@@ -123,6 +123,26 @@ async def test_the_limit_of_a_page_of_waitpoints_is_clamped(
     assert len(page.json()) == shown
 
 
+async def test_no_open_waitpoint_is_left_out(http: httpx.AsyncClient, lab: Lab) -> None:
+    """Flaw 11: lists that end at 100 waitpoints, and do not say so."""
+    id = await create(http)
+    claim = await lab.claim_one()
+    made = [(await create_waitpoint(lab, claim, f"k{number}")).id for number in range(100)]
+    made.append((await suspend(lab, claim, wait_on(lab, named("go")))).primary.id)
+    known = sorted(map(str, made))
+
+    async def listed(path: str, **query: Any) -> tuple[list[str], str | None]:
+        found = (await http.get(path, params=query)).json()
+        return [each["id"] for each in found["waitpoints"]], found["next_cursor"]
+
+    inbox, more = await listed("/v1/waitpoints")
+    assert (sorted(inbox), more) == (known, None)
+    assert await listed(f"{URL}/{id}/waitpoints") == (known, None)
+    first, cursor = await listed(f"{URL}/{id}/waitpoints", limit=100)
+    rest, end = await listed(f"{URL}/{id}/waitpoints", limit=100, cursor=cursor)
+    assert (first + rest, end) == (known, None)
+
+
 @pytest.mark.parametrize("query", [{"limit": -1}, {"limit": "x"}, {"cursor": "nonsense"}])
 async def test_a_wrong_page_of_waitpoints_is_400(
     http: httpx.AsyncClient, query: dict[str, Any]

@@ -33,7 +33,7 @@ from flowfabric.server.caller.access import caller_of, check_namespace, check_ru
 from flowfabric.server.context import engine_of
 from flowfabric.server.execution.policies import GivenPolicy, read_policy, with_canonical_names
 from flowfabric.server.http.errors import BODIES, CHANGES, READS
-from flowfabric.server.http.parameters import Wait, check_digits, refused_parameter, until_ended
+from flowfabric.server.http.parameters import Wait, refused_parameter, until_ended
 from flowfabric.server.http.wire import (
     I32,
     OCTETS,
@@ -243,7 +243,6 @@ async def list_executions(
     """The ids of one partition in ascending order; `cursor` is the last id of the page before, and
     `limit` is at most 1,000."""
     caller = caller_of(request)
-    check_digits(request, "partition", "limit")
     try:
         after = None if cursor is None else read_id(cursor).uuid
     except InvalidId as error:

@@ -22,7 +22,7 @@ from flowfabric.engine.execution.streams import FramePage
 from flowfabric.server.caller.access import check_again, needs
 from flowfabric.server.context import ServerContext, context_of, engine_of
 from flowfabric.server.http.long_polls import while_wanted
-from flowfabric.server.http.parameters import check_digits, find_run
+from flowfabric.server.http.parameters import find_run
 from flowfabric.server.http.sse import ServerEvent, event_stream, last_event_id
 from flowfabric.server.http.wire import respond
 
@@ -81,7 +81,6 @@ async def read_stream(
 ) -> Response[WireFrames]:
     """Frames from `from` to `to`, both included: `start`, `end`, `<ms>` or `<ms>-<seq>`. What was
     never written to, by whichever execution, is empty and open."""
-    check_digits(request, "limit")
     read = partial(
         engine_of(request).streams.read,
         attempt=_index(index),
@@ -107,7 +106,6 @@ async def tail_stream(
 ) -> Response[WireFrames]:
     """Waits up to `block_ms` for a frame after `after`; a closed stream says when and why with its
     last frames."""
-    check_digits(request, "block_ms", "limit")
     if not 0 <= block_ms <= MAX_BLOCK:
         raise Invalid(f"block_ms is 0 to {MAX_BLOCK}")
     tail = partial(

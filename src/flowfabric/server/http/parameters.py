@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from contextlib import suppress
+from functools import cache
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
 from uuid import UUID
@@ -26,7 +27,7 @@ from flowfabric.server.caller.access import (
 )
 from flowfabric.server.context import engine_of
 from flowfabric.server.http.long_polls import while_wanted
-from flowfabric.server.http.wire import MAX_U64, read_id, read_uuid_text, same_uuid
+from flowfabric.server.http.wire import is_whole_number, read_id, read_uuid_text, same_uuid
 
 MAX_WAIT = 30.0
 MOMENT_DIGITS = 15
@@ -80,26 +81,30 @@ def find_limit(
     return str(id), shared_engine(request)
 
 
-def check_digits(request: Request[Any, Any, Any], *names: str) -> None:
-    """Refuses `5.0` and `1e3` for a whole number, which Litestar would read, and what has more
-    than 64 bits."""
-    for name in names:
-        text = request.query_params.get(name)
-        if text is not None and not (text.isascii() and text.isdigit() and int(text) <= MAX_U64):
+def check_query(scope: Any, handler: Any) -> None:
+    """Refuses a parameter that stands twice, unless it is a list, because two readers would
+    disagree about which one counts; and `5.0` and `1e3` for a whole number, which Litestar would
+    read. Parameters that the route does not have are not looked at."""
+    pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    counts = Counter(name for name, _ in pairs)
+    known = _query_parameters(handler)
+    for name, text in pairs:
+        is_whole, is_list = known.get(name, (False, True))
+        if counts[name] > 1 and not is_list:
+            raise refused_parameter(name, "stands more than once")
+        if is_whole and not is_whole_number(text):
             raise refused_parameter(name, "must be a whole number of at most 64 bits")
 
 
-def check_repeated(scope: Any, handler: Any) -> None:
-    """Refuses a parameter of the query that stands twice, unless it is a list: two readers would
-    disagree about which one counts. Parameters that the route does not have are not looked at."""
-    pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    twice = {name for name, count in Counter(name for name, _ in pairs).items() if count > 1}
-    for field in handler.parsed_fn_signature.parameters.values() if twice else ():
-        found = field.kwarg_definition
-        if not isinstance(found, QueryParameter) or field.is_non_string_sequence:
-            continue
-        if (name := found.name or field.name) in twice:
-            raise refused_parameter(name, "stands more than once")
+@cache
+def _query_parameters(handler: Any) -> dict[str, tuple[bool, bool]]:
+    """The parameters of a route: which are whole numbers, and which are lists."""
+    found = {}
+    for field in handler.parsed_fn_signature.parameters.values():
+        if isinstance(said := field.kwarg_definition, QueryParameter):
+            kinds = {field.annotation, *(inner.annotation for inner in field.inner_types)}
+            found[said.name or field.name] = (int in kinds, field.is_non_string_sequence)
+    return found
 
 
 def refused_parameter(name: str, message: str) -> ValidationException:

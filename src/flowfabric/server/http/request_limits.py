@@ -15,7 +15,7 @@ from flowfabric.server.caller.access import check_scope
 from flowfabric.server.context import ServerContext
 from flowfabric.server.http.asgi import CONTEXT, App, Message, Receive
 from flowfabric.server.http.errors import BodyTooLarge, BodyTooSlow
-from flowfabric.server.http.parameters import check_repeated
+from flowfabric.server.http.parameters import check_query
 from flowfabric.server.http.paths import show_slashes
 from flowfabric.server.http.wire import EMPTY, BodyError
 
@@ -36,8 +36,8 @@ class RequestLimits:
         show_slashes(scope)
         check_scope(scope)  # before the body is looked at
         handler: Any = scope["route_handler"]
-        if b"&" in scope["query_string"]:
-            check_repeated(scope, handler)
+        if scope["query_string"]:
+            check_query(scope, handler)
         has_body = _may_have_body(scope)
         context: ServerContext = scope[CONTEXT]
         seconds = context.options.request_timeout / 1000
@@ -48,7 +48,7 @@ class RequestLimits:
                     receive = await _limited(scope, body, handler)
                 else:
                     _check_headers(scope, handler)
-                if handler.opt.get("long") or _waits(scope, handler):
+                if takes_long(scope):
                     # Only what the handler does may take longer, not what it is sent.
                     deadline.reschedule(None)
                 await self._app(scope, receive, send)
@@ -62,9 +62,10 @@ def _may_have_body(scope: Any) -> bool:
     return scope["method"] in _WITH_BODY
 
 
-def _waits(scope: Any, handler: Any) -> bool:
-    """Whether a request for what is there now asks to wait for something first."""
-    return "waits" in handler.opt and b"wait=" in scope["query_string"]
+def takes_long(scope: Any) -> bool:
+    """Whether the handler waits on purpose: always, or because the query asks it to."""
+    options = scope["route_handler"].opt
+    return bool(options.get("long")) or ("waits" in options and b"wait=" in scope["query_string"])
 
 
 async def _limited(scope: Any, receive: Receive, handler: Any) -> Receive:

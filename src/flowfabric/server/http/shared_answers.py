@@ -17,6 +17,7 @@ from typing import Any
 from flowfabric.core.access.token import AccessScope, Identity
 from flowfabric.server.caller.access import CALLER, SCOPE
 from flowfabric.server.http.asgi import CONTEXT, App, Message
+from flowfabric.server.http.request_limits import takes_long
 
 LONGEST = 5
 """Most seconds that an answer is shared, whatever a caller allows."""
@@ -31,9 +32,13 @@ class _Answer:
     def __init__(self, app: App, scope: Any) -> None:
         self.began = monotonic()
         self.messages: list[Message] = []
+        self._is_read = False
         self.task = asyncio.ensure_future(app(scope, self._receive, self._collect))
 
     async def _receive(self) -> Message:
+        if self._is_read:
+            await asyncio.Event().wait()  # it has many clients: none of them leaves for all
+        self._is_read = True
         return {"type": "http.request", "body": b"", "more_body": False}
 
     async def _collect(self, message: Message) -> None:
@@ -104,7 +109,7 @@ def _allowed_age(scope: Any) -> int:
     if scope["type"] != "http" or scope["method"] != "GET":
         return 0
     options = scope["route_handler"].opt
-    if options.get(SCOPE) is not AccessScope.READ or options.get("long"):
+    if options.get(SCOPE) is not AccessScope.READ or takes_long(scope):
         return 0
     given = next((value for name, value in scope["headers"] if name == b"cache-control"), b"")
     found = _MAX_AGE.search(given)

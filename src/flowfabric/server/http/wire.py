@@ -145,11 +145,19 @@ def _from_query(type: Any, connection: Any, member: str, body: bytes, find: Find
                 values[name] = json.loads(text, object_pairs_hook=_unique)
                 json.dumps(values[name], ensure_ascii=False).encode()  # no lone surrogates
         found = msgspec.convert({**values, member: ""}, type, strict=False)
+        _check_whole(found, values)
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
         raise BodyError(422, str(error)) from None
     setattr(found, member, body)
     _ignore(connection, values, find)
     return found
+
+
+def _check_whole(found: Struct, texts: dict[str, object]) -> None:
+    """Refuses `5.0` and `1e3` for a whole number, which are read like the text of one."""
+    for name, text in texts.items():
+        if type(getattr(found, name, None)) is int and not is_whole_number(str(text)):
+            raise BodyError(422, f"Expected `int` - at `$.{name}`")
 
 
 def _check_content_type(header: str | None) -> None:
@@ -229,6 +237,14 @@ def fit(value: int, name: str, most: int = MAX_WHOLE) -> int:
     if value > MAX_U64:
         refuse(422, f"Expected `int` <= {MAX_U64} - at `$.{name}`")
     return min(value, most)
+
+
+_WHOLE = re.compile("-?[0-9]{1,20}")
+
+
+def is_whole_number(text: str) -> bool:
+    """Whether the text of a parameter is a number as JSON has it, of at most 64 bits."""
+    return _WHOLE.fullmatch(text) is not None and -MAX_WHOLE - 1 <= int(text) <= MAX_U64
 
 
 def read_moment(value: int | None) -> Millis | None:

@@ -119,8 +119,7 @@ async def approval_link(
     """A link to hand to the person who decides. Its token is bound as the options say."""
     key, target = await find_run(request, id), read_uuid_text(waitpoint, "waitpoint")
     suspensions = engine_of(request).suspensions
-    bound = data.approver or data.decisions or data.expires_in_ms or data.single_use
-    if bound:
+    if data != LinkOptions():
         token = await suspensions.issue_token(
             key,
             target,

@@ -14,10 +14,10 @@ from flowfabric.core.wait.waitpoint import OpenWaitpoint
 from flowfabric.engine.wait.signals import Signals
 from flowfabric.server.caller.access import caller_of, needs
 from flowfabric.server.context import engine_of
-from flowfabric.server.http.documents import document
-from flowfabric.server.http.parameters import find_run
-from flowfabric.server.http.shown import listing, shown
-from flowfabric.server.http.wire import read_uuid_text, respond
+from flowfabric.server.http.documents import respond_page
+from flowfabric.server.http.parameters import MAX_PAGE, Cursor, PageLimit, find_run
+from flowfabric.server.http.shown import page, shown
+from flowfabric.server.http.wire import optional_uuid, read_uuid_text, respond
 
 DECIDE_BODY = 256 * 1024
 APPROVER = "approver"
@@ -56,15 +56,19 @@ class SentSignal(Struct, kw_only=True, forbid_unknown_fields=True):
 
 @get(
     "/v1/executions/{id:str}/waitpoints",
-    opt=needs("read", shows=listing("waitpoints", shown(OpenWaitpoint))),
+    opt=needs("read", shows=page("waitpoints", shown(OpenWaitpoint))),
 )
 async def execution_waitpoints(
-    request: Request[Any, Any, Any], id: FromPath[str]
+    request: Request[Any, Any, Any],
+    id: FromPath[str],
+    cursor: Cursor = None,
+    limit: PageLimit = MAX_PAGE,
 ) -> Response[dict[str, Any]]:
-    """The open waitpoints of one execution, never with their tokens."""
+    """The open waitpoints of one execution by id, never with their tokens."""
     engine, key = engine_of(request), await find_run(request, id)
-    found = await engine.suspensions.waitpoints(key)
-    return respond({"waitpoints": [document(each) for each in found]})
+    after = optional_uuid(cursor, "cursor")
+    found = await engine.suspensions.waitpoints(key, after=after, limit=limit)
+    return respond_page("waitpoints", found, limit, lambda last: str(last.id))
 
 
 @post(

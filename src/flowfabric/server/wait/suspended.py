@@ -1,6 +1,7 @@
 """What waits for the outside world: suspended executions, and their open waitpoints."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 from litestar import Request, Response, get
@@ -13,6 +14,7 @@ from flowfabric.server.caller.access import caller_of, needs
 from flowfabric.server.context import engine_of
 from flowfabric.server.http.documents import document, respond_page
 from flowfabric.server.http.parameters import (
+    MAX_PAGE,
     Cursor,
     ListLimit,
     Namespace,
@@ -71,10 +73,16 @@ async def waitpoints(
 
 
 async def _waitpoints(engine: Engine, suspended: SuspendedExecution) -> list[OpenWaitpoint]:
-    try:
-        return await engine.suspensions.waitpoints(suspended.id)
-    except NotFound:  # deleted in this moment
-        return []
+    """All of them: the cursor of the page is that of executions."""
+    found: list[OpenWaitpoint] = []
+    with suppress(NotFound):  # deleted in this moment
+        while len(found) % MAX_PAGE == 0:
+            after = found[-1].id if found else None
+            more = await engine.suspensions.waitpoints(suspended.id, after=after, limit=MAX_PAGE)
+            if not more:
+                break
+            found += more
+    return found
 
 
 def _cursor(each: SuspendedExecution) -> str:

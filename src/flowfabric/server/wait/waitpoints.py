@@ -34,7 +34,6 @@ from flowfabric.server.caller.access import (
 from flowfabric.server.context import engine_of
 from flowfabric.server.execution.executions import RunPath, own_run
 from flowfabric.server.http.errors import BODIES, READS, answer_to
-from flowfabric.server.http.parameters import check_digits
 from flowfabric.server.http.wire import (
     NO_STORE,
     U64,
@@ -92,7 +91,6 @@ async def pending_waitpoints(
     """The open waitpoints by id, as a bare array. If there are more, a header has the cursor. A
     page has at least one and at most 1,000, whatever `limit` says."""
     key, engine = await own_run(request, id)
-    check_digits(request, "limit")
     limit = min(max(1, limit), MAX_PAGE)
     after = optional_uuid(cursor, "cursor")
     # One more than is wanted tells whether there are more, except on the largest page.
