@@ -19,6 +19,7 @@ from flowfabric import (
     SyncContext,
 )
 from flowfabric.core.base.errors import Unavailable
+from flowfabric.core.base.text import MAX_NAME
 from flowfabric.core.limit.budget import OnSoft
 from tests.worker.bench import AGAIN, Bench, Log
 
@@ -240,6 +241,24 @@ async def test_a_warning_does_not_keep_a_person_from_being_asked(bench: Bench) -
     await answer(bench, run, yes=True)
     asked = SoftBreach("org", "tokens", 6, 5, OnSoft.APPROVE)
     assert await run.result() == repr([SoftBreach("team", "tokens", 4, 3), asked])
+
+
+@pytest.mark.parametrize("letter", ["b", "ü"])
+async def test_a_budget_with_the_longest_name_asks_too(bench: Bench, letter: str) -> None:
+    """C-T80: the name of the approval, which has a limit of its own, is made from it."""
+    name = letter * (MAX_NAME // len(letter.encode()))
+    await bench.fabric.budget(name, soft={"tokens": 5}, on_soft="approve")
+
+    @bench.fabric.task(**AGAIN, budgets=[name])
+    async def job(ctx: Context) -> str:
+        await ctx.spend(tokens=6)
+        return "done"
+
+    run = await job.submit()
+    await bench.work()
+    assert await run.state() is PublicState.SUSPENDED
+    await answer(bench, run, yes=True)
+    assert await run.result() == "done"
 
 
 async def test_a_person_is_asked_for_each_limit_of_one_call(bench: Bench) -> None:
