@@ -19,6 +19,8 @@ from flowfabric import (
     SyncContext,
 )
 from flowfabric.core.base.errors import Unavailable
+from flowfabric.core.base.text import MAX_NAME
+from flowfabric.core.limit.budget import OnSoft
 from tests.worker.bench import AGAIN, Bench, Log
 
 
@@ -222,6 +224,61 @@ async def test_a_soft_limit_that_only_warns_is_told(bench: Bench) -> None:
     await bench.work()
     assert seen == [[Spent(), SoftBreach("team", "tokens", 6, 5)]] * 2
     assert isinstance(await bench.fabric.spend("team", tokens=1), SoftBreach)
+
+
+async def test_a_warning_does_not_keep_a_person_from_being_asked(bench: Bench) -> None:
+    """C-T80: the smaller budget only warns, the larger one asks."""
+    await bench.fabric.budget("org", soft={"tokens": 5}, on_soft="approve")
+    await bench.fabric.budget("team", soft={"tokens": 3}, parent="org")
+
+    @bench.fabric.task(**AGAIN, budgets=["team"])
+    async def job(ctx: Context) -> str:
+        return repr([await ctx.spend(tokens=4), await ctx.spend(tokens=2)])
+
+    run = await job.submit()
+    await bench.work()
+    assert await run.state() is PublicState.SUSPENDED
+    await answer(bench, run, yes=True)
+    asked = SoftBreach("org", "tokens", 6, 5, OnSoft.APPROVE)
+    assert await run.result() == repr([SoftBreach("team", "tokens", 4, 3), asked])
+
+
+@pytest.mark.parametrize("letter", ["b", "ü"])
+async def test_a_budget_with_the_longest_name_asks_too(bench: Bench, letter: str) -> None:
+    """C-T80: the name of the approval, which has a limit of its own, is made from it."""
+    name = letter * (MAX_NAME // len(letter.encode()))
+    await bench.fabric.budget(name, soft={"tokens": 5}, on_soft="approve")
+
+    @bench.fabric.task(**AGAIN, budgets=[name])
+    async def job(ctx: Context) -> str:
+        await ctx.spend(tokens=6)
+        return "done"
+
+    run = await job.submit()
+    await bench.work()
+    assert await run.state() is PublicState.SUSPENDED
+    await answer(bench, run, yes=True)
+    assert await run.result() == "done"
+
+
+async def test_a_person_is_asked_for_each_limit_of_one_call(bench: Bench) -> None:
+    """C-T80, C-T81: first whether it may go on at the hard limit, then above the soft one."""
+    limits: Any = {"soft": {"tokens": 3}, "on_hard": "suspend", "on_soft": "approve"}
+    await bench.fabric.budget("team", tokens=5, **limits)
+
+    @bench.fabric.task(**AGAIN, budgets=["team"])
+    async def job(ctx: Context) -> str:
+        return repr(await ctx.spend(tokens=8))
+
+    run = await job.submit()
+    await bench.work()
+    assert (await run.state(), await used(bench)) == (PublicState.SUSPENDED, (0, 0))
+    await bench.fabric.budget("team", tokens=20, **limits)
+    await answer(bench, run, yes=True)
+    assert (await run.state(), await used(bench)) == (PublicState.SUSPENDED, (8, 0))
+    await answer(bench, run, yes=True)
+    assert await run.result() == repr(SoftBreach("team", "tokens", 8, 3, OnSoft.APPROVE))
+    assert (await bench.fabric.budget_status("team")).soft("tokens") == 6
 
 
 @pytest.mark.parametrize("raised", [True, False])

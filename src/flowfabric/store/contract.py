@@ -518,9 +518,9 @@ class LimitStore(Protocol):
         admitted, and without any line: what another process knows no longer holds."""
 
     async def take_starts_back(self, starts: Sequence[StartsBack]) -> None:
-        """Takes admissions off the log: of each quota and key `count` of those from `since` to
-        `until`, the oldest first, as far as there are so many. A release that was decided before
-        counts them still, which is harmless."""
+        """Takes admissions off the log: of each quota and key `count` of those from `since` on, the
+        oldest first, as far as there are so many. A release that was decided before counts them
+        still, which is harmless."""
 
     async def crowds(self, after: int, limit: int) -> list[Crowd]:
         """Queues with waiting executions, by number above `after`. Must not read every waiting row:

@@ -234,6 +234,21 @@ async def test_a_retry_is_a_start(lab: Lab) -> None:
     assert (await lab.claim_one()).attempt == 2
 
 
+async def test_starts_are_given_back_in_whichever_order_runs_are_held(lab: Lab) -> None:
+    """C-T95, Q-7: the run that was admitted last goes back first, and so may have taken back the
+    start of the other one."""
+    await define(lab, rate=Rate(2, MINUTE))
+    first = await one(lab)
+    lab.clock.advance(1_000)
+    second = await one(lab)
+    for left, id in ((1, second), (0, first)):
+        await lab.engine.executions.hold(id)
+        await settled(lab)
+        assert (await lab.engine.quotas.status("q")).started == left
+    others = [await one(lab) for _ in range(3)]
+    assert [await waits(lab, id) for id in others] == [False, False, True]
+
+
 @pytest.mark.parametrize("keep", ["hold", "block"])
 async def test_a_run_that_is_kept_from_starting_is_no_start(lab: Lab, keep: str) -> None:
     """I-28, Q-7: the start goes with the slot, so that it counts once however often it is held."""

@@ -432,15 +432,15 @@ def test_starts_given_back_are_the_oldest_of_their_span() -> None:
     quota = Quota(name="q", rate=Rate(5, Millis(1000)), rate_per_key=Rate(5000, Millis(86_400_000)))
     at = Millis(86_400_000_000)
     uses = uses_of(at_line(q="k"))
-    back = starts_back([(uses, at), (uses, Millis(at + 7))], {"q": quota})
-    grain = 86_400
-    assert back == [
-        StartsBack("q", "", Millis(at - AHEAD), Millis(at + 7), 2),
-        StartsBack("q", "=k", at, Millis(at + grain), 2),
-    ]
-    assert starts_back([(uses, at)], {}) == []
+    now = Millis(at + 999)
+    back = starts_back([(uses, at), (uses, Millis(at + 7))], {"q": quota}, now)
+    of_key = StartsBack("q", "=k", at, 2)
+    assert back == [StartsBack("q", "", Millis(at - AHEAD), 2), of_key]
+    assert starts_back([(uses, at)], {}, now) == []
+    over = starts_back([(uses, at)], {"q": quota}, Millis(now + 1))
+    assert over == [replace(of_key, count=1)], "its window is over, that of its key is not"
     changed = {"q": replace(quota, since=at)}
-    later = starts_back([(uses, at), (uses, Millis(at + 1))], changed)
+    later = starts_back([(uses, at), (uses, Millis(at + 1))], changed, now)
     assert [back.count for back in later] == [1, 1]
 
 

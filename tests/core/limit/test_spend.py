@@ -85,6 +85,21 @@ def test_a_limit_that_is_advice_is_counted_and_told() -> None:
     assert isinstance(reserve(ledger, asked(tokens=11), X, 1, NOW), Reserved)
 
 
+def test_no_warning_hides_a_limit_that_asks_a_person() -> None:
+    """C-T80, Q-9: neither the warning of another budget nor that of an advisory limit"""
+    whole = Budget(name="org", limits={"tokens": Limit(soft=5)}, on_soft=OnSoft.APPROVE)
+    limits = {"cents": Limit(hard=1), "tokens": Limit(soft=3)}
+    ledger = ledger_of(whole, team(limits=limits, on_hard=OnHard.WARN, parent="org"))
+    assert spend(ledger, asked(tokens=4), NOW) == SoftBreach("team", "tokens", 4, 3)
+    breach = SoftBreach("org", "tokens", 6, 5, OnSoft.APPROVE)
+    assert spend(ledger, asked(cents=2, tokens=2), NOW) == breach
+    assert settle(ledger, asked(tokens=1), Y, NOW) == replace(breach, used=7)
+    assert [budget.soft_breaches for budget in ledger.budgets.values()] == [2, 3]
+    asking = ledger_of(team(limits=limits, on_hard=OnHard.WARN, on_soft=OnSoft.APPROVE))
+    breach = SoftBreach("team", "tokens", 4, 3, OnSoft.APPROVE)
+    assert spend(asking, asked(cents=2, tokens=4), NOW) == breach
+
+
 def test_a_key_counts_once_on_each_budget_until_it_is_forgotten() -> None:
     """C-T82, C-T88, I-24, F-36, Q-5: a refusal is not remembered"""
     ledger = ledger_of(team(10, limits={"tokens": Limit(hard=10, soft=3)}), Budget(name="other"))

@@ -115,13 +115,12 @@ class LineRelease(Struct, frozen=True):
 
 
 class StartsBack(Struct, frozen=True):
-    """Admissions that did not lead to a start: `count` of those recorded from `since` to
-    `until`."""
+    """Admissions that did not lead to a start: the oldest `count` of those recorded from `since`
+    on."""
 
     quota: str
     key: str
     since: Millis
-    until: Millis
     count: int
 
 
@@ -443,27 +442,27 @@ class Room:
 
 
 def starts_back(
-    unstarted: Iterable[tuple[Uses, Millis]], quotas: Mapping[str, Quota]
+    unstarted: Iterable[tuple[Uses, Millis]], quotas: Mapping[str, Quota], now: Millis
 ) -> list[StartsBack]:
     """The starts that rates have counted for executions that were admitted at these moments and
     went back before they started.
 
-    A moment may be ahead of its release, so it stands for a range. The oldest admissions of the
-    range are taken back: the remaining ones are never older than the real starts, and no window
-    gets more starts than allowed. An execution admitted under other limits may not have been
-    counted, so it takes nothing back.
+    A moment may be ahead of its release, so the admission of an execution is not known. The oldest
+    ones that may be it are taken back, or later ones, if others that went back have taken those:
+    the remaining ones are never older than the real starts, and no window gets more starts than
+    allowed. An execution admitted under other limits may not have been counted, and the admission
+    of one whose window is over may be forgotten, so they take nothing back.
     """
     found: dict[Key, StartsBack] = {}
     for uses, at in unstarted:
         for use in uses:
             quota = quotas.get(use.quota)
             for rate, part in _rates(quota, use) if quota and at > quota.since else ():
-                key = (use.quota, part)
-                since, until = _noted_at(rate, Millis(at - AHEAD)), _noted_at(rate, at)
-                old = found.get(key) or StartsBack(*key, since, until, 0)
-                found[key] = StartsBack(
-                    *key, min(since, old.since), max(until, old.until), old.count + 1
-                )
+                if at <= now - rate.window:
+                    continue
+                key, since = (use.quota, part), _noted_at(rate, Millis(at - AHEAD))
+                old = found.get(key) or StartsBack(*key, since, 0)
+                found[key] = StartsBack(*key, min(since, old.since), old.count + 1)
     return list(found.values())
 
 

@@ -4,7 +4,8 @@ Every rule checks all its budgets before it changes any: a refusal counts nothin
 batch are decided one after the other on the same `BudgetLedger` and written as one change.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
 from uuid import UUID
 
 from msgspec import Struct, field
@@ -68,6 +69,7 @@ class Overrun(Struct, frozen=True, tag=True):
 
 
 Counted = Spent | SoftBreach | Overrun
+C = TypeVar("C", bound=Counted)
 Charged = Spent | SoftBreach | HardBreach
 
 
@@ -193,11 +195,7 @@ def spend(ledger: BudgetLedger, asked: Expense, now: Millis) -> Charged | Alread
     if (breach := _breach(budgets, asked.amounts)) is not None:
         _mark(ledger, ledger.budgets[breach.budget], breach.dimension, now)
         return breach
-    outcome: Spent | SoftBreach = Spent()
-    for budget in budgets:
-        found = _count(ledger, budget, asked.amounts, now)
-        if isinstance(outcome, Spent):
-            outcome = found
+    outcome = _told(_count(ledger, budget, asked.amounts, now) for budget in budgets)
     _enter(ledger, budgets, asked.execution, asked.amounts)
     remember(ledger, asked, outcome, now)
     return outcome
@@ -258,11 +256,7 @@ def settle(
     names = _wanted(ledger, asked)
     drop(ledger, reservation, now)
     budgets = chain(ledger.budgets, names)
-    outcome: Counted = Spent()
-    for budget in budgets:
-        found = _count_bounded(ledger, budget, asked.amounts, now)
-        if isinstance(outcome, Spent):
-            outcome = found
+    outcome = _told(_count_bounded(ledger, budget, asked.amounts, now) for budget in budgets)
     _enter(ledger, budgets, asked.execution, asked.amounts)
     remember(ledger, asked, outcome, now)
     return outcome
@@ -365,11 +359,11 @@ def _count(
 ) -> Spent | SoftBreach:
     used = plus(budget.used, amounts)
     after = replace(budget, used=used, updated_at=now)
-    breach = _soft_breach(after, amounts)
-    if breach is not None:
+    found = _told(_soft_breaches(after, amounts))
+    if not isinstance(found, Spent):
         after = replace(after, soft_breaches=after.soft_breaches + 1)
     ledger.put(after)
-    return breach or Spent()
+    return found
 
 
 def _count_bounded(ledger: BudgetLedger, budget: Budget, amounts: Amounts, now: Millis) -> Counted:
@@ -393,18 +387,30 @@ def _count_bounded(ledger: BudgetLedger, budget: Budget, amounts: Amounts, now: 
     return over[0]
 
 
-def _soft_breach(budget: Budget, amounts: Amounts) -> SoftBreach | None:
-    """The first dimension above its soft limit, or above a hard limit that only warns, which no
+def _soft_breaches(budget: Budget, amounts: Amounts) -> Iterator[SoftBreach]:
+    """The dimensions above their soft limit, or above a hard limit that only warns, which no
     approval raises."""
     for dimension in amounts:
         used = budget.used.get(dimension, 0)
         soft, hard = budget.soft(dimension), budget.hard(dimension)
         if soft is not None and used > soft:
             more = budget.limits[dimension].more
-            return SoftBreach(budget.name, dimension, used, soft, budget.on_soft, more)
-        if hard is not None and used > hard and not budget.strict:
-            return SoftBreach(budget.name, dimension, used, hard)
-    return None
+            yield SoftBreach(budget.name, dimension, used, soft, budget.on_soft, more)
+        elif hard is not None and used > hard and not budget.strict:
+            yield SoftBreach(budget.name, dimension, used, hard)
+
+
+def _told(outcomes: Iterable[C]) -> C | Spent:
+    """The first outcome that is not `Spent`; but no warning hides a breach that asks a person."""
+    found = [each for each in outcomes if not isinstance(each, Spent)]
+    if not found:
+        return Spent()
+    warns = isinstance(found[0], SoftBreach)
+    return next((each for each in found if warns and _asks(each)), found[0])
+
+
+def _asks(outcome: Counted) -> bool:
+    return isinstance(outcome, SoftBreach) and outcome.action is OnSoft.APPROVE
 
 
 def _enter(

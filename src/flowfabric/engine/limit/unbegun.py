@@ -37,7 +37,7 @@ class UnbegunStarts(Service):
             try:
                 quotas = await store.records.get(QUOTAS, list(names))
                 starts = [(each.execution.uses, each.admitted_at) for each in noted]
-                if back := starts_back(starts, quotas):
+                if back := starts_back(starts, quotas, self._now()):
                     await store.take_starts_back(back)
             except FlowFabricError as error:
                 log.warning(

@@ -64,8 +64,8 @@ async def serve(session: PostgresSession, ask: LinesRequest) -> ServedLines | Ot
 
 
 async def take_starts_back(session: PostgresSession, starts: Sequence[StartsBack]) -> None:
-    rows = sorted((b.quota, b.key, b.since, b.until, b.count) for b in starts)
-    await session.limit.run(partial(_take_starts_back, session, columns(rows, 5)))
+    rows = sorted((b.quota, b.key, b.since, b.count) for b in starts)
+    await session.limit.run(partial(_take_starts_back, session, columns(rows, 4)))
 
 
 async def crowds(session: PostgresSession, after: int, limit: int) -> list[Crowd]:

@@ -433,10 +433,9 @@ with counted as materialized (
     select
         a.ctid as place, a.count,
         b.number - (sum(a.count) over (partition by a.quota, a.key order by a.at) - a.count) as asked
-    from unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::integer[])
-        as b (quota, key, since, until, number)
-    join {schema}.admission a
-        on a.quota = b.quota and a.key = b.key and a.at >= b.since and a.at <= b.until
+    from unnest($1::text[], $2::text[], $3::bigint[], $4::integer[])
+        as b (quota, key, since, number)
+    join {schema}.admission a on a.quota = b.quota and a.key = b.key and a.at >= b.since
 ),
 gone as (
     delete from {schema}.admission

@@ -117,7 +117,7 @@ def take_starts_back(session: SqliteSession, starts: Sequence[StartsBack]) -> No
         values = {"quota": back.quota, "key": back.key, "since": back.since - 1}
         left = back.count
         for at, count in session.rows("admissions", values):
-            if left <= 0 or at > back.until:
+            if left <= 0:
                 break
             place = {"quota": back.quota, "key": back.key, "at": at}
             if count > left:

@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID, uuid5
 
 from flowfabric.core.base.errors import FlowFabricError
+from flowfabric.core.base.text import MAX_SIGNAL_NAME
 from flowfabric.core.limit.budget import Amounts, OnHard, OnSoft
 from flowfabric.core.limit.spend import (
     AlreadyApplied,
@@ -190,9 +191,7 @@ class SpendApi:
             "limit": breach.limit,
             "amount": amounts.get(breach.dimension, 0),
         }
-        verdict = await self._waits.approval(
-            f"budget:{breach.budget}:{place.position}", about=about
-        )
+        verdict = await self._waits.approval(_question(breach.budget, place), about=about)
         if not verdict.approved:
             raise exceeded(breach, amounts)
 
@@ -208,6 +207,12 @@ class SpendApi:
             )
 
         await perform(self._scope.journal, place, grant, int)
+
+
+def _question(budget: str, place: StepPlace) -> str:
+    """The name of the approval; `about` has the whole name of a budget that is too long for it."""
+    end = f":{place.position}"
+    return f"budget:{budget}"[: MAX_SIGNAL_NAME - len(end)] + end
 
 
 def _named(budget: str | None) -> tuple[str, ...] | None:
