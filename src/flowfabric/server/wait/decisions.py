@@ -9,13 +9,14 @@ from litestar.params import FromPath, JSONBody
 from msgspec import UNSET, Struct, UnsetType, json
 
 from flowfabric.core.base.errors import NotFound
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.wait.signal import APPROVAL, Accepted, Delivery, SignalAnswer
 from flowfabric.core.wait.waitpoint import OpenWaitpoint
 from flowfabric.engine.wait.signals import Signals
 from flowfabric.server.caller.access import caller_of, needs
 from flowfabric.server.context import engine_of
 from flowfabric.server.http.documents import respond_page
-from flowfabric.server.http.parameters import MAX_PAGE, Cursor, PageLimit, find_run
+from flowfabric.server.http.parameters import Cursor, PageLimit, find_run
 from flowfabric.server.http.shown import page, shown
 from flowfabric.server.http.wire import optional_uuid, read_uuid_text, respond
 

@@ -7,6 +7,7 @@ from typing import Any
 from litestar import Request, Response, get
 
 from flowfabric.core.base.errors import NotFound
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.wait.waitpoint import OpenWaitpoint
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.wait.suspensions import SuspendedExecution
@@ -14,7 +15,6 @@ from flowfabric.server.caller.access import caller_of, needs
 from flowfabric.server.context import engine_of
 from flowfabric.server.http.documents import document, respond_page
 from flowfabric.server.http.parameters import (
-    MAX_PAGE,
     Cursor,
     ListLimit,
     Namespace,
