@@ -180,12 +180,13 @@ def scenario(
 
 def least(
     name: str, what: str, unit: str = "/s", of: str | None = None,
-    *, ratio: float | None = None, postgres: float | None = None, sqlite: float | None = None,
+    *, ratio: float | None = None, postgres: float | Goal | None = None,
+    sqlite: float | None = None,
 ) -> Metric:  # fmt: skip
     """A metric where more is better, with its goals: a share of `of` for both stores, and a value
-    for each."""
-    goals = {"postgres": Goal(postgres, ratio), "sqlite": Goal(sqlite, ratio)}
-    return Metric(name, what, unit, of, goals=goals)
+    for each; a Goal for Postgres has both."""
+    own = postgres if isinstance(postgres, Goal) else Goal(postgres, ratio)
+    return Metric(name, what, unit, of, goals={"postgres": own, "sqlite": Goal(sqlite, ratio)})
 
 
 def most(

@@ -21,6 +21,7 @@ from bench.scenario import (
     RESULT,
     Figure,
     Figures,
+    Goal,
     Load,
     Metric,
     Size,
@@ -155,10 +156,11 @@ def _metrics() -> Iterable[Metric]:
         callers = "one caller" if concurrency == 1 else f"{concurrency} callers"
         what = f"lifecycle, {callers}" + (" in each of two processes" if processes == 2 else "")
         if name == "lifecycle-100":
-            yield least(name, what, "/s", RAW_CALLS, ratio=0.6, postgres=10_000, sqlite=11_000)
+            goal = Goal(10_000, 0.6)
+            yield least(name, what, "/s", RAW_CALLS, postgres=goal, sqlite=11_000)
         else:
-            goal = 14_000 if name == "lifecycle-2x100" else None
-            yield least(name, what, "/s", RAW_LIMIT, postgres=goal)
+            rate = 14_000 if name == "lifecycle-2x100" else None
+            yield least(name, what, "/s", RAW_LIMIT, postgres=rate)
         yield most(f"{name} p50", f"{what}, p50")
         yield most(f"{name} p99", f"{what}, p99", postgres=20 if name == "lifecycle-100" else None)
 
