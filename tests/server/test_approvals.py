@@ -141,6 +141,16 @@ async def test_a_link_carries_a_bound_token(http: httpx.AsyncClient, asked: dict
     assert (refused.status_code, refused.json()["code"]) == (400, "decision_not_allowed")
 
 
+@pytest.mark.parametrize("options", [{"approver": ""}, {"expires_in_ms": 0}])
+async def test_a_link_is_never_bound_to_less_than_was_said(
+    http: httpx.AsyncClient, asked: dict[str, str], options: dict[str, Any]
+) -> None:
+    """An empty approver is not anyone, and no time at all is not for ever"""
+    path = f"/v1/executions/{asked['execution_id']}/waitpoints/{asked['waitpoint_id']}/link"
+    reply = await http.post(path, json=options)
+    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_input")
+
+
 async def test_pages_load_nothing_from_elsewhere(http: httpx.AsyncClient) -> None:
     for path in ("/approve/a/b", "/pages/approve.css", "/pages/approve.js"):
         reply = await http.get(path)

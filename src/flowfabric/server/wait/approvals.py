@@ -119,8 +119,8 @@ async def approval_link(
     """A link to hand to the person who decides. Its token is bound as the options say."""
     key, target = await find_run(request, id), read_uuid_text(waitpoint, "waitpoint")
     suspensions = engine_of(request).suspensions
-    bound = data.approver or data.decisions or data.expires_in_ms or data.single_use
-    if bound:
+    named = data.approver is not None or data.decisions
+    if named or data.expires_in_ms is not None or data.single_use:
         token = await suspensions.issue_token(
             key,
             target,
