@@ -18,6 +18,7 @@ from flowfabric.server.http.documents import document
 from flowfabric.server.http.parameters import find_run
 from flowfabric.server.http.shown import listing, shown
 from flowfabric.server.http.wire import read_uuid_text, respond
+from flowfabric.server.wait.waitpoints import open_waitpoints
 
 DECIDE_BODY = 256 * 1024
 APPROVER = "approver"
@@ -63,7 +64,7 @@ async def execution_waitpoints(
 ) -> Response[dict[str, Any]]:
     """The open waitpoints of one execution, never with their tokens."""
     engine, key = engine_of(request), await find_run(request, id)
-    found = await engine.suspensions.waitpoints(key)
+    found = await open_waitpoints(engine, key)
     return respond({"waitpoints": [document(each) for each in found]})
 
 

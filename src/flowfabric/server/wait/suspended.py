@@ -23,6 +23,7 @@ from flowfabric.server.http.parameters import (
 )
 from flowfabric.server.http.shown import also, page, shown
 from flowfabric.server.http.wire import respond
+from flowfabric.server.wait.waitpoints import open_waitpoints
 
 
 @get("/v1/suspended", opt=needs("read", shows=page("executions", shown(SuspendedExecution))))
@@ -72,7 +73,7 @@ async def waitpoints(
 
 async def _waitpoints(engine: Engine, suspended: SuspendedExecution) -> list[OpenWaitpoint]:
     try:
-        return await engine.suspensions.waitpoints(suspended.id)
+        return await open_waitpoints(engine, suspended.id)
     except NotFound:  # deleted in this moment
         return []
 
