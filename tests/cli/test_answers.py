@@ -28,6 +28,16 @@ def test_a_signal_lets_a_run_go_on(cli: Cli, patient: Patient) -> None:
     assert patient.result(id) == {"amount": 3}
 
 
+def test_the_address_of_a_waitpoint_may_be_in_capitals(cli: Cli, patient: Patient) -> None:
+    """As everywhere else where a uuid is read"""
+    id = patient.start("order")
+    where = address(cli, id)
+    shown = cli.json("waitpoints", "show", where.upper())
+    assert f"{id}/{shown['id']}" == where
+    complaint = cli.complaint("waitpoints", "show", f"{id}/nonsense", code=2)
+    assert "'nonsense' is not a waitpoint's id" in complaint
+
+
 def test_a_signal_as_json_is_one_document(cli: Cli, patient: Patient) -> None:
     id = patient.start("order")
     answer = cli.json("signal", id, "other")

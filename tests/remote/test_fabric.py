@@ -227,3 +227,21 @@ async def test_a_tenant_works_in_its_namespace(
         await running
         with pytest.raises(Forbidden):
             await fabric.task(name="other", namespace="theirs")(double).submit(1)
+
+
+async def test_a_worker_with_the_scope_of_workers_closes_what_lost_a_race(
+    app: EngineApp, url: str, clock: ManualClock
+) -> None:
+    app.callers = {"worker": caller_named("worker", scopes=frozenset({"work"}))}
+    async with Fabric(url, clock=clock, token="worker") as fabric:
+
+        @fabric.task()
+        async def pay(ctx: Context) -> str:
+            callback = await ctx.callback("payment")
+            approval = ctx.approval("manager")
+            won = await ctx.race(step=ctx.step(double, 2), paid=callback.result(), asked=approval)
+            return won.name
+
+        run = await pay.submit()
+        await _work(fabric)
+        assert await run.result(10) == "step"

@@ -10,6 +10,8 @@ from flowfabric.store.clock import ManualClock
 from tests.kit.lab import Lab
 from tests.server.listening import Events, listening
 
+DAY = 86_400_000
+
 
 @pytest.fixture
 def lab(engine: Engine, clock: ManualClock) -> Lab:
@@ -68,6 +70,28 @@ async def test_a_stream_of_events_resumes(context: ServerContext, lab: Lab) -> N
             await events.next("completed")
         async with Events.open(url, last_id=seen) as events:
             assert (await events.next("completed"))["execution_id"] == str(claim.id)
+
+
+async def test_a_stream_resumes_at_every_cursor_around_a_gap(
+    context: ServerContext, engine: Engine, lab: Lab
+) -> None:
+    """E-T335: the events of a run that has not ended are left inside of what was deleted, and no
+    cursor passes them, that of the gap included."""
+    left = await lab.running()
+    await lab.complete(await lab.running())
+    lab.clock.advance(8 * DAY)
+    assert await engine.sweep.trim() == 1
+    last = await lab.running()
+    async with listening(context) as address:
+        url = f"{address}/v1/events/stream"
+        seen: list[tuple[str, str | None]] = []
+        begin: str | None = encode_cursor(0)
+        for _ in range(3):
+            async with Events.open(url, last_id=begin) as events:
+                found = await events.next()
+            seen.append((found["kind"], found.get("execution_id")))
+            begin = events.last_id
+    assert seen == [("claimed", str(left.id)), ("gap", None), ("claimed", str(last.id))]
 
 
 async def test_tenants_see_their_own_events(

@@ -1,5 +1,6 @@
 """Waitpoints and signals over HTTP (server-sdk.md 1.7)."""
 
+from functools import partial
 from typing import Any
 
 import httpx
@@ -7,7 +8,7 @@ import pytest
 
 from flowfabric.core.access.token import Identity
 from flowfabric.core.base.ids import new_uuid7
-from flowfabric.core.wait.condition.model import AllTrue
+from flowfabric.core.wait.condition.model import AllTrue, all_waitpoints
 from flowfabric.engine.wait.suspensions import Ticket
 from tests.kit.http import (
     NOBODY,
@@ -70,6 +71,19 @@ async def test_pending_waitpoints_are_a_bare_array(http: httpx.AsyncClient, lab:
             "token_fingerprint": ticket.token.fingerprint,
         }
     ]
+
+
+@pytest.mark.parametrize("count", [101, 1000, 1001])
+async def test_the_inbox_has_all_waitpoints_of_a_run(
+    http: httpx.AsyncClient, lab: Lab, count: int
+) -> None:
+    """Its pages are of runs: one that waits at many places shows them all"""
+    id = await create(http)
+    names = [f"w{number}" for number in range(count)]
+    waits = [wait_on(lab, all_waitpoints(*names[:1000])), *map(partial(wait_on, lab), names[1000:])]
+    await suspend(lab, await lab.claim_one(), *waits)
+    found = (await http.get("/v1/waitpoints")).json()["waitpoints"]
+    assert sorted(each["key"] for each in found) == sorted(names)
 
 
 async def test_a_suspended_execution_says_in_words_where_it_waits(

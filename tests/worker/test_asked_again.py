@@ -86,6 +86,35 @@ async def test_closed_before_the_handler_waits(bench: Bench) -> None:
     assert len(set(ids)) == 1
 
 
+@pytest.mark.parametrize("awake", ["resumed", "before"])
+async def test_the_verdict_of_a_closed_approval_has_what_was_decided(
+    bench: Bench, awake: str
+) -> None:
+    """INV-13: also if the run was awake, or had not come to the verdict, when it was closed"""
+    fabric = bench.fabric
+
+    @fabric.task()
+    async def deploy(ctx: Context) -> list[Any]:
+        approval = await ctx.request_approval("deploy", of=2)
+        if awake == "before":
+            await ctx.wait_for_signal("look again")
+            verdict = await approval.verdict()
+        else:
+            verdict, *_ = await ctx.gather(
+                approval.verdict(), ctx.wait_for_signal("look again"), ctx.wait_for_signal("more")
+            )
+        return [verdict.ended, [each.approver for each in verdict.decisions], verdict.reason]
+
+    run = await deploy.submit()
+    await bench.work()
+    await fabric.approve(run, "deploy", approver="ada")
+    await fabric.signal(run, "look again")
+    await close(bench, run, "deploy", "not today")
+    await fabric.signal(run, "more")
+    await bench.work()
+    assert await run.result() == ["closed", ["ada"], "not today"]
+
+
 # -- other terms
 
 

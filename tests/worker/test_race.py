@@ -17,7 +17,7 @@ from flowfabric import (
     WaitTimeout,
     Winner,
 )
-from flowfabric.core.base.errors import FlowFabricError
+from flowfabric.core.base.errors import FlowFabricError, WaitpointClosed
 from flowfabric.testing import harness
 from tests.kit.connections import libraries
 from tests.worker.bench import Bench
@@ -85,6 +85,38 @@ async def test_a_callback_and_an_approval_that_lose_are_closed(bench: Bench) -> 
     await bench.pass_time(HOUR)
     await bench.work()
     assert await run.result() == "late"
+
+
+async def test_what_a_loser_has_handed_out_is_closed(bench: Bench) -> None:
+    """Also if the branch had not come to wait for the answer: it would be accepted for nothing"""
+    handed: dict[str, str] = {}
+
+    @bench.fabric.task()
+    async def job(ctx: Context) -> str:
+        async def paid() -> object:
+            callback = await ctx.callback("paid")
+            approval = await ctx.request_approval("refund")
+            handed[callback.id] = callback.token.reveal()
+            handed[approval.id] = (await approval.token()).reveal()
+            await ctx.sleep("1h")
+            return await callback.result()
+
+        winner = await ctx.race(paid=paid(), off=ctx.wait_for_signal("off"))
+        await ctx.wait_for_signal("go on")
+        return winner.name
+
+    run = await job.submit()
+    await bench.work()
+    assert {item.key for item in await bench.fabric.waitpoints(run)} == {"paid", "refund", "off"}
+    await bench.fabric.signal(run, "off")
+    await bench.work()
+    assert len(handed) == 2
+    for id, token in handed.items():
+        with pytest.raises(WaitpointClosed):
+            await bench.fabric.signal(id, "approved", token=token)
+    await bench.fabric.signal(run, "go on")
+    await bench.work()
+    assert await run.result() == "off"
 
 
 async def test_an_approval_wins(bench: Bench) -> None:

@@ -124,8 +124,9 @@ def _exit_code(error: FlowFabricError) -> ExitCode:
 
 def _words(error: FlowFabricError) -> str:
     match error:
-        case InvalidId(text=text):
-            return f"{text[:80]!r} is not a run's id, which looks like 01a1e105-7c1b-…"
+        case InvalidId(text=text, what=what):
+            noun = what if what == "waitpoint" else "run"
+            return f"{text[:80]!r} is not a {noun}'s id, which looks like 01a1e105-7c1b-…"
         case NotFound(entity="execution", key=key):
             return f"no run {key}" if key else "no such run"
         case NotFound(entity="approval", key=key):

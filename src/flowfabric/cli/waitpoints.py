@@ -12,6 +12,7 @@ from flowfabric.cli.format import local, pretty, shortened
 from flowfabric.cli.output import Cells, Screen
 from flowfabric.cli.parse import STDIN, read_source
 from flowfabric.cli.table import Table
+from flowfabric.core.base.ids import parse_uuid
 from flowfabric.core.base.redact import without_secrets
 from flowfabric.core.execution.lease import AlreadySatisfied
 from flowfabric.core.wait.waitpoint import OpenWaitpoint
@@ -167,7 +168,8 @@ async def find(
         found = [item for item in found if is_approval(item)]
     what = "approval" if approval else "waitpoint"
     if slash:
-        return _only([item for item in found if str(item.id) == waitpoint], id, waitpoint, what)
+        target = parse_uuid(waitpoint, "waitpoint")
+        return _only([item for item in found if item.id == target], id, waitpoint, what)
     named = [item for item in found if name is None or item.key == name]
     active = [item for item in named if item.state == "active"]
     return _only(active or named, id, name, what)

@@ -203,7 +203,7 @@ _PLACE, _VALUE = Touches.NAMESPACE, Touches.VALUE
 _READ = "read work"  # a worker reads what it works on
 _SUBMIT = "submit work"  # a handler submits
 _DECLARE = "submit work operate"  # the limits and schedules an application declares for itself
-_STEER = "operate work"  # a handler that races cancels what lost
+_STEER = "operate work"  # a handler that races cancels and closes what lost
 
 _TABLE: list[list[Operation]] = [
     # executions
@@ -264,7 +264,8 @@ _TABLE: list[list[Operation]] = [
     _operations("suspensions", "work", "create_waitpoint make_waitpoint", mints="id", owned=_OWNED),
     _operations("suspensions", "work", "observe", owned=_OWNED),
     _operations("suspensions", "work", "token_again terms signals_of", uuid=_RUN),
-    _operations("suspensions", "operate", "close_waitpoint expire", id=_RUN),
+    _operations("suspensions", _STEER, "close_waitpoint", id=_RUN),
+    _operations("suspensions", "operate", "expire", id=_RUN),
     _operations("suspensions", "signal", "token issue_token", id=_RUN),  # who has one decides
     _operations("suspensions", "read", "waitpoints", id=_RUN),
     _operations("suspensions", "read", "suspended", namespace=_PLACE),

@@ -14,6 +14,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import EventKind, Family, StoredEvent, kinds_of
 from flowfabric.core.execution.event_filter import (
     MAX_CURSOR,
+    EventBatch,
     EventFilter,
     EventGap,
     check_filter,
@@ -187,6 +188,19 @@ def test_every_kind_can_be_shown_as_json(kind: EventKind) -> None:
 def test_a_gap_says_from_where_to_where() -> None:
     shown = gap_view(EventGap(3, 8))
     assert (shown.kind, parse_cursor(shown.after), parse_cursor(shown.cursor)) == ("gap", 3, 8)
+
+
+@pytest.mark.parametrize(
+    ("until", "order"),
+    [(1, [1, 2, 5]), (2, [2, 2, 5]), (4, [2, 4, 5]), (5, [2, 5, 5]), (9, [2, 5, 9])],
+)
+def test_a_gap_stands_where_its_cursor_does(until: int, order: list[int]) -> None:
+    """E-T335: a reader that continues after any of them misses nothing that was left"""
+    left = tuple(event(EventKind.CLAIMED, seq=seq) for seq in (2, 5))
+    found = list(EventBatch(left, 9, EventGap(0, until)).in_order())
+    assert [each.until if isinstance(each, EventGap) else each.seq for each in found] == order
+    assert sum(isinstance(each, EventGap) for each in found) == 1
+    assert list(EventBatch(left, 9).in_order()) == list(left)
 
 
 # -- cursors

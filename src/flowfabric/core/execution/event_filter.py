@@ -2,7 +2,7 @@
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
@@ -55,6 +55,19 @@ class EventBatch(Struct, frozen=True):
     events: tuple[StoredEvent, ...]
     cursor: int
     gap: EventGap | None = None
+
+    def in_order(self) -> Iterator[StoredEvent | EventGap]:
+        """The events and the gap, each where its cursor stands. Retention deletes run by run, so
+        events of other runs are left inside the gap: they come before it, or a reader that
+        continues after the gap would miss them."""
+        gap = self.gap
+        for event in self.events:
+            if gap is not None and event.seq > gap.until:
+                yield gap
+                gap = None
+            yield event
+        if gap is not None:
+            yield gap
 
 
 def check_filter(

@@ -30,7 +30,8 @@ class BoundWaits(Struct, frozen=True):
 
     `waitpoints` are those of all bindings in their order, `fresh` the new ones among them. `gone`
     are no longer pending: an arm binds them, or another waitpoint has taken their place. `over`
-    ends the waits that can never be answered, since an operator closed what they wait at.
+    ends the waits that can never be answered, since an operator closed what they wait at;
+    `undecided` are the approvals among these waitpoints.
     """
 
     arms: tuple[Arm, ...]
@@ -38,6 +39,7 @@ class BoundWaits(Struct, frozen=True):
     fresh: tuple[Waitpoint, ...]
     gone: frozenset[UUID]
     over: SuspensionEnd | None
+    undecided: frozenset[UUID] = frozenset()
 
 
 def bind(
@@ -46,12 +48,16 @@ def bind(
     """Binds every wait, or raises an error that names the first waitpoint that cannot be bound."""
     binder = _Binder(snapshot, now, loaded, attempt, request.kid)
     arms = [binder.arm(wait) for wait in request.waits]
+    over = _end_by_closing(request.waits, arms, binder.closed)
+    ended = [request.waits[number] for number in over.done] if over is not None else []
+    approvals = (b.id for wait in ended for b in wait.bindings if b.terms is not None)
     return BoundWaits(
         tuple(arms),
         tuple(binder.bound),
         tuple(binder.fresh),
         frozenset(binder.outdated.union(waitpoint.id for waitpoint in binder.bound)),
-        _end_by_closing(request.waits, arms, binder.closed),
+        over,
+        frozenset(id for id in approvals if id in binder.closed),
     )
 
 

@@ -123,7 +123,7 @@ def suspend(
     snapshot: Snapshot | None, now: Millis, loaded: Loaded, owner: Owner, request: Suspend
 ) -> "Change[NowSuspended | AlreadyMet]":
     """Gives the lease up until an arm is satisfied, unless one is already."""
-    return _suspend(snapshot, now, loaded, owner, request, expires=False)
+    return _suspend(snapshot, now, loaded, owner, request)
 
 
 def _suspend(
@@ -133,9 +133,11 @@ def _suspend(
     owner: Owner,
     request: Suspend,
     *,
-    expires: bool,
+    expires: bool = False,
+    partly: bool = False,
 ) -> "Change[NowSuspended | AlreadyMet]":
-    """`expires`: a wait whose time is over ends here, not after the suspension."""
+    """`expires`: a wait whose time is over ends here, not after the suspension. `partly`: there are
+    more signals than were loaded."""
     snapshot = present(snapshot)
     known = _answered(snapshot, now, loaded, request)
     known = known or _repeated(snapshot, loaded, owner, request)
@@ -158,7 +160,7 @@ def _suspend(
         until=request.until,
     )
     suspending = _Suspending(snapshot, now, lease, request, bound)
-    return suspending.decide(suspension, loaded.signals, expires=expires)
+    return suspending.decide(suspension, loaded.signals, expires=expires, partly=partly)
 
 
 def go_on(
@@ -177,9 +179,10 @@ def go_on(
     if last is not None:
         known = [row for row in loaded.signals if row.signal.number <= last]
         loaded = Loaded(loaded.waitpoints, loaded.dedup, known)
-    change = _suspend(snapshot, now, loaded, owner, request, expires=last is None)
+    partly = last is not None
+    change = _suspend(snapshot, now, loaded, owner, request, expires=not partly, partly=partly)
     if isinstance(change.outcome, NowSuspended):
-        return unchanged(NotMet(partly=last is not None))
+        return unchanged(NotMet(partly=partly))
     return cast("Change[AlreadyMet | NotMet]", change)
 
 
@@ -210,10 +213,18 @@ class _Suspending:
         self._counted: list[tuple[int, UUID]] = []
 
     def decide(
-        self, suspension: Suspension, signals: list[ReceivedSignal], *, expires: bool
+        self,
+        suspension: Suspension,
+        signals: list[ReceivedSignal],
+        *,
+        expires: bool,
+        partly: bool,
     ) -> "Change[NowSuspended | AlreadyMet]":
-        """Offers the signals that were kept to the suspension until one satisfies an arm."""
-        if self._bound.over is not None:
+        """Offers the signals that were kept to the suspension until one satisfies an arm. What was
+        decided of an approval before it was closed is part of its verdict."""
+        if self._bound.over is not None and not partly:
+            decisions = (s.signal for s in signals if s.signal.waitpoint in self._bound.undecided)
+            self._counted = [(decision.number, suspension.id) for decision in decisions]
             return self._go_on(suspension, self._bound.over)
         bound = {bound.id: bound for arm in suspension.arms for bound in arm.bound}
         for signal in (row.signal for row in signals):

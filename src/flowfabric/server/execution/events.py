@@ -13,6 +13,7 @@ from flowfabric.core.execution.event import Family, StoredEvent
 from flowfabric.core.execution.event_filter import (
     EventBatch,
     EventFilter,
+    EventGap,
     check_filter,
     encode_cursor,
     parse_handled,
@@ -135,12 +136,9 @@ async def _follow(
     engine: Engine, wanted: EventFilter, after: int
 ) -> AsyncGenerator[ServerEvent, None]:
     async for batch in engine.events.follow(wanted, after=after, limit=BATCH):
-        if batch.gap is not None:
-            shown = gap_view(batch.gap)
-            yield ServerEvent("gap", shown, shown.cursor)
-        for event in batch.events:
-            found = _event(event, wanted.families)
-            yield ServerEvent(found.kind, found, found.cursor)
+        for each in batch.in_order():
+            shown = gap_view(each) if isinstance(each, EventGap) else _event(each, wanted.families)
+            yield ServerEvent(shown.kind, shown, shown.cursor)
 
 
 # -- durable subscriptions

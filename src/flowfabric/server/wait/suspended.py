@@ -1,13 +1,11 @@
 """What waits for the outside world: suspended executions, and their open waitpoints."""
 
 import asyncio
-from contextlib import suppress
 from typing import Any
 
 from litestar import Request, Response, get
 
 from flowfabric.core.base.errors import NotFound
-from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.wait.waitpoint import OpenWaitpoint
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.wait.suspensions import SuspendedExecution
@@ -25,6 +23,7 @@ from flowfabric.server.http.parameters import (
 )
 from flowfabric.server.http.shown import also, page, shown
 from flowfabric.server.http.wire import respond
+from flowfabric.server.wait.waitpoints import open_waitpoints
 
 
 @get("/v1/suspended", opt=needs("read", shows=page("executions", shown(SuspendedExecution))))
@@ -73,16 +72,10 @@ async def waitpoints(
 
 
 async def _waitpoints(engine: Engine, suspended: SuspendedExecution) -> list[OpenWaitpoint]:
-    """All of them: the cursor of the page is that of executions."""
-    found: list[OpenWaitpoint] = []
-    with suppress(NotFound):  # deleted in this moment
-        while len(found) % MAX_PAGE == 0:
-            after = found[-1].id if found else None
-            more = await engine.suspensions.waitpoints(suspended.id, after=after, limit=MAX_PAGE)
-            if not more:
-                break
-            found += more
-    return found
+    try:
+        return await open_waitpoints(engine, suspended.id)
+    except NotFound:  # deleted in this moment
+        return []
 
 
 def _cursor(each: SuspendedExecution) -> str:

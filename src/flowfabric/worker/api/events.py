@@ -11,6 +11,7 @@ from flowfabric.core.base.time import optional_datetime, parse_span, to_datetime
 from flowfabric.core.execution.event import Family
 from flowfabric.core.execution.event_filter import (
     EventFilter,
+    EventGap,
     check_filter,
     encode_cursor,
     parse_cursor,
@@ -86,10 +87,8 @@ class EventsApi:
         after = await (begin or self._position(cursor))
         engine = await self._client.engine()
         async for batch in engine.events.follow(wanted, after=after):
-            if batch.gap is not None:
-                yield gap_view(batch.gap)
-            for event in batch.events:
-                yield view(event, wanted.families)
+            for each in batch.in_order():
+                yield gap_view(each) if isinstance(each, EventGap) else view(each, wanted.families)
 
 
 class SubscriptionsApi:

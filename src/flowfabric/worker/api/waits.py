@@ -298,8 +298,8 @@ class WaitsApi:
 
     async def _wait(self, place: StepPlace, wanted: _Wanted) -> Recorded:
         """How the wait ended; while it goes on, nothing returns."""
-        if (branch := racing.get()) is not None and not wanted.lasting:
-            branch.begin(waitpoints=[binding.id for binding in wanted.bindings])
+        if not wanted.lasting:
+            _begin(*(binding.id for binding in wanted.bindings))
         record, limit = await self._scope.journal.recorded_wait(place)
         if record is not None:
             return record
@@ -404,6 +404,7 @@ class WaitsApi:
 
     async def _request(self, place: StepPlace, asked: _AskedApproval) -> Approval:
         create = partial(self._create, asked.id, asked.name, terms=asked.terms, slot=asked.slot)
+        _begin(asked.id)
         if UUID(await perform(self._scope.journal, place, create, str)) != asked.id:
             # The recorded waitpoint is of another approval: this one takes its place.
             with self._scope.branches.under_way():
@@ -414,10 +415,12 @@ class WaitsApi:
         key = name if place.occurrence == 0 else f"{name}#{place.occurrence}"
         own = _derived(self._claim.snapshot, place, "callback")
         create = partial(self._create, own, key)
+        _begin(own)
         id: UUID = await perform(self._scope.journal, place, create, UUID)
         if id != own:  # made by another run, or before the run was replayed from a chosen step
             use = partial(_open_or_new, self._claim.snapshot, id, create)
             id = await perform(self._scope.journal, place.again(0, REPLACED), use, UUID)
+            _begin(id)
         address = f"{to_builtins(self._claim.uuid)}/{to_builtins(id)}"
         return Callback(self, address, await self._token(id), id, key)
 
@@ -452,6 +455,13 @@ class WaitsApi:
                 made=self._made.get(waitpoint),
             )
         )
+
+
+def _begin(*waitpoints: UUID) -> None:
+    """These are closed if the branch of a race that this code belongs to loses it: who has a token
+    of one is not told that an answer was accepted which nothing receives."""
+    if (branch := racing.get()) is not None:
+        branch.begin(waitpoints=waitpoints)
 
 
 async def _open_or_new(run: Snapshot, id: UUID, create: Callable[[], Awaitable[str]]) -> str:
