@@ -396,6 +396,27 @@ async def test_a_final_failure_is_undone_before_it_ends(lab: Lab) -> None:
     assert await completions(lab, claim.id) == [Outcome.FAILED]
 
 
+@every_form
+async def test_a_failure_that_ends_a_cleanup_may_be_repeated(lab: Lab, form: str) -> None:
+    """E-X18, INV-23: the run ends as it was to, and the lost reply is given again"""
+    claim = await cleaning(lab)
+    answer = await lab.engine.attempts.fail(FORMS[form](lab, claim), Failure("boom"))
+    assert answer == TerminalFailed(claim.id)
+    assert await lab.engine.attempts.fail(FORMS[form](lab, claim), Failure("boom")) == answer
+    assert await completions(lab, claim.id) == [Outcome.CANCELLED]
+
+
+async def test_a_failure_that_ends_the_undoing_of_a_deadline_may_be_repeated(lab: Lab) -> None:
+    """E-X18, INV-23: as after a cancel"""
+    claim = await saga(lab, timeout_policy={"execution_deadline_ms": 1_000})
+    await lab.engine.attempts.delay(claim, Millis(lab.clock.now() + 60_000))
+    await lab.pass_time(1_000)
+    again = await lab.claim_one(W2)
+    assert await lab.fail(again) == TerminalFailed(claim.id)
+    assert await lab.fail(again) == TerminalFailed(claim.id)
+    assert await completions(lab, claim.id) == [Outcome.EXPIRED]
+
+
 async def test_a_failure_with_retries_left_undoes_nothing(lab: Lab) -> None:
     claim = await saga(lab, **situations.RETRY_AT_ONCE)
     assert isinstance(await lab.fail(claim), RetryScheduled)
