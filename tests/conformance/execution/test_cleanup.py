@@ -18,6 +18,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.attempt import CleaningUp, RetryScheduled, TerminalFailed
 from flowfabric.core.execution.event import EventKind
+from flowfabric.core.execution.grant import GrantNotFound, ReclaimCapExceeded
 from flowfabric.core.execution.model import Failure, Outcome
 from flowfabric.core.execution.operator import CancelAnswer
 from flowfabric.core.execution.status import PublicState
@@ -432,6 +433,18 @@ async def test_undoing_a_failure_is_bounded_and_taken_over(lab: Lab) -> None:
     assert second.snapshot.life.cleanup.outcome is Outcome.FAILED
     await lab.pass_time(BOUND)
     assert await lab.state(claim.id) is PublicState.FAILED
+
+
+@pytest.mark.inside
+async def test_a_grant_over_the_cap_is_used_up_also_in_a_cleanup(lab: Lab) -> None:
+    """Execution 3.11, cap branch: the grant is removed, so a repeat finds none"""
+    claim = await cleaning(lab)
+    await lab.engine.claims.revoke(claim.id, reason="its worker died")
+    grants = lab.engine.grants
+    await grants.issue_reclaim(claim.id, W2)
+    assert await grants.reclaim(claim.id, W2, max_reclaims=0) == ReclaimCapExceeded(1)
+    assert await lab.state(claim.id) is PublicState.CANCELLED
+    assert await grants.reclaim(claim.id, W2, max_reclaims=0) == GrantNotFound()
 
 
 async def test_a_cancel_does_not_change_a_failure_that_is_undone(lab: Lab) -> None:
