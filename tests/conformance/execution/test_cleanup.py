@@ -19,7 +19,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.attempt import CleaningUp, RetryScheduled, TerminalFailed
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.grant import GrantNotFound, ReclaimCapExceeded
-from flowfabric.core.execution.model import Failure, Outcome
+from flowfabric.core.execution.model import AttemptOutcome, Failure, Outcome, Start
 from flowfabric.core.execution.operator import CancelAnswer
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Step
@@ -433,6 +433,24 @@ async def test_undoing_a_failure_is_bounded_and_taken_over(lab: Lab) -> None:
     assert second.snapshot.life.cleanup.outcome is Outcome.FAILED
     await lab.pass_time(BOUND)
     assert await lab.state(claim.id) is PublicState.FAILED
+
+
+async def test_undoing_that_is_not_tried_again_in_time_ends_the_run(lab: Lab) -> None:
+    """INV-6, INV-19: its bound comes between two attempts; S16, because the failed one was its
+    last"""
+    claim = await saga(lab, **situations.RETRY)
+    assert isinstance(await lab.fail(claim, "permanent"), CleaningUp)
+    await lab.engine.attempts.hand_back(claim)
+    assert isinstance(await lab.fail(await lab.claim_one(W2)), RetryScheduled)
+    await lab.pass_time(BOUND)
+    seen = await situations.described(lab, claim.id)
+    assert (seen.state, seen.vector.attempt) == (PublicState.FAILED, "attempt_terminal")
+    assert await completions(lab, claim.id) == [Outcome.FAILED]
+    (attempt,) = await lab.engine.views.attempts(claim.id)
+    assert attempt.outcome is AttemptOutcome.FAILURE
+    await lab.engine.executions.replay(claim.id)
+    again = await lab.claim_one(W2)
+    assert (again.attempt, again.lease.start) == (1, Start.REPLAY)
 
 
 @pytest.mark.inside
