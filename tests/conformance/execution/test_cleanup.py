@@ -18,7 +18,8 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.attempt import CleaningUp, RetryScheduled, TerminalFailed
 from flowfabric.core.execution.event import EventKind
-from flowfabric.core.execution.model import Failure, Outcome
+from flowfabric.core.execution.grant import GrantNotFound, ReclaimCapExceeded
+from flowfabric.core.execution.model import AttemptOutcome, Failure, Outcome, Start
 from flowfabric.core.execution.operator import CancelAnswer
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.execution.step import Step
@@ -396,6 +397,27 @@ async def test_a_final_failure_is_undone_before_it_ends(lab: Lab) -> None:
     assert await completions(lab, claim.id) == [Outcome.FAILED]
 
 
+@every_form
+async def test_a_failure_that_ends_a_cleanup_may_be_repeated(lab: Lab, form: str) -> None:
+    """E-X18, INV-23: the run ends as it was to, and the lost reply is given again"""
+    claim = await cleaning(lab)
+    answer = await lab.engine.attempts.fail(FORMS[form](lab, claim), Failure("boom"))
+    assert answer == TerminalFailed(claim.id)
+    assert await lab.engine.attempts.fail(FORMS[form](lab, claim), Failure("boom")) == answer
+    assert await completions(lab, claim.id) == [Outcome.CANCELLED]
+
+
+async def test_a_failure_that_ends_the_undoing_of_a_deadline_may_be_repeated(lab: Lab) -> None:
+    """E-X18, INV-23: as after a cancel"""
+    claim = await saga(lab, timeout_policy={"execution_deadline_ms": 1_000})
+    await lab.engine.attempts.delay(claim, Millis(lab.clock.now() + 60_000))
+    await lab.pass_time(1_000)
+    again = await lab.claim_one(W2)
+    assert await lab.fail(again) == TerminalFailed(claim.id)
+    assert await lab.fail(again) == TerminalFailed(claim.id)
+    assert await completions(lab, claim.id) == [Outcome.EXPIRED]
+
+
 async def test_a_failure_with_retries_left_undoes_nothing(lab: Lab) -> None:
     claim = await saga(lab, **situations.RETRY_AT_ONCE)
     assert isinstance(await lab.fail(claim), RetryScheduled)
@@ -411,6 +433,36 @@ async def test_undoing_a_failure_is_bounded_and_taken_over(lab: Lab) -> None:
     assert second.snapshot.life.cleanup.outcome is Outcome.FAILED
     await lab.pass_time(BOUND)
     assert await lab.state(claim.id) is PublicState.FAILED
+
+
+async def test_undoing_that_is_not_tried_again_in_time_ends_the_run(lab: Lab) -> None:
+    """INV-6, INV-19: its bound comes between two attempts; S16, because the failed one was its
+    last"""
+    claim = await saga(lab, **situations.RETRY)
+    assert isinstance(await lab.fail(claim, "permanent"), CleaningUp)
+    await lab.engine.attempts.hand_back(claim)
+    assert isinstance(await lab.fail(await lab.claim_one(W2)), RetryScheduled)
+    await lab.pass_time(BOUND)
+    seen = await situations.described(lab, claim.id)
+    assert (seen.state, seen.vector.attempt) == (PublicState.FAILED, "attempt_terminal")
+    assert await completions(lab, claim.id) == [Outcome.FAILED]
+    (attempt,) = await lab.engine.views.attempts(claim.id)
+    assert attempt.outcome is AttemptOutcome.FAILURE
+    await lab.engine.executions.replay(claim.id)
+    again = await lab.claim_one(W2)
+    assert (again.attempt, again.lease.start) == (1, Start.REPLAY)
+
+
+@pytest.mark.inside
+async def test_a_grant_over_the_cap_is_used_up_also_in_a_cleanup(lab: Lab) -> None:
+    """Execution 3.11, cap branch: the grant is removed, so a repeat finds none"""
+    claim = await cleaning(lab)
+    await lab.engine.claims.revoke(claim.id, reason="its worker died")
+    grants = lab.engine.grants
+    await grants.issue_reclaim(claim.id, W2)
+    assert await grants.reclaim(claim.id, W2, max_reclaims=0) == ReclaimCapExceeded(1)
+    assert await lab.state(claim.id) is PublicState.CANCELLED
+    assert await grants.reclaim(claim.id, W2, max_reclaims=0) == GrantNotFound()
 
 
 async def test_a_cancel_does_not_change_a_failure_that_is_undone(lab: Lab) -> None:

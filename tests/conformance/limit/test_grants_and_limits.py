@@ -6,14 +6,18 @@ from uuid import UUID
 import pytest
 
 from flowfabric.core.base.errors import GrantExists, GrantExpired, NotEligible, Unavailable
+from flowfabric.core.base.ids import derive_attempt_id
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.grant import NotReclaimable
+from flowfabric.core.execution.new_attempt import NewAttempt
+from flowfabric.core.execution.policy import parse_policy
 from flowfabric.core.execution.status import PublicState
 from flowfabric.core.limit.budget import Budget, Limit
 from flowfabric.core.limit.quota import Rate
 from flowfabric.engine.execution.grants import EXAMINED
 from tests.kit.lab import W1, W2, Lab
 from tests.kit.limiting import began, define, finish, one, settled, slots
+from tests.kit.situations import load, timeouts
 
 TEAM = {"budget_ids": ["team"]}
 
@@ -179,6 +183,57 @@ async def test_a_named_run_is_asked_for_its_budgets_when_it_is_redeemed(lab: Lab
     await lab.engine._limits.drain()
     await lab.engine.budgets.spend("team", {"calls": 1})
     assert (await lab.engine.grants.take(id)).id == id
+
+
+@pytest.mark.inside
+@pytest.mark.parametrize("deadline", [None, 60_000])
+async def test_a_redemption_without_budget_leaves_nothing_of_its_attempt(
+    lab: Lab, deadline: int | None
+) -> None:
+    """INV-24: the id, the policy, the timeout and the deadline were for an attempt that never
+    began; another worker runs it as it was planned"""
+    await spend_all(lab)
+    limits = timeouts(attempt=40_000, deadline=deadline)
+    id = await lab.submit(policy={**TEAM, **limits})
+    before = await load(lab, id)
+    given = NewAttempt(
+        id=UUID(int=9),
+        policy=parse_policy({"priority": 7}),
+        timeout=Millis(1_000),
+        deadline_at=Millis(lab.clock.now() + 2_000),
+    )
+    await lab.engine.grants.issue(id, "w1")
+    with pytest.raises(NotEligible, match="budget"):
+        await lab.engine.grants.claim(id, W1, attempt=given)
+    after = await load(lab, id)
+    assert (after.deadline_at, after.life.given) == (before.deadline_at, ())
+    assert after.head.flags == before.head.flags
+    await lab.pass_time(3_000)
+    assert await lab.state(id) is PublicState.RATE_LIMITED
+    await lab.engine.budgets.reset("team")
+    await lab.engine._limits.drain()
+    claim = await lab.claim_one(W2)
+    assert claim.attempt_id == derive_attempt_id(id.uuid, 0)
+    assert claim.lease.times_out_at == lab.clock.now() + 40_000
+
+
+@pytest.mark.inside
+async def test_a_retry_without_budget_keeps_what_its_first_attempt_was_given(lab: Lab) -> None:
+    """INV-24: the deadline that an earlier redemption has set stands"""
+    policy = {"retry_policy": {"max_retries": 1, "backoff": {"type": "fixed", "delay_ms": 0}}}
+    await lab.engine.budgets.define(Budget(name="team", limits={"calls": Limit(hard=1)}))
+    id = await lab.submit(policy={**TEAM, **policy})
+    first = NewAttempt(id=UUID(int=8), deadline_at=Millis(lab.clock.now() + 9_000))
+    await lab.engine.grants.issue(id, "w1")
+    claim = await lab.engine.grants.claim(id, W1, attempt=first)
+    await lab.engine.budgets.report(claim, {"calls": 1})
+    await lab.fail(claim)
+    await lab.engine.grants.issue(id, "w1")
+    second = NewAttempt(deadline_at=Millis(lab.clock.now() + 1_000))
+    with pytest.raises(NotEligible, match="budget"):
+        await lab.engine.grants.claim(id, W1, attempt=second)
+    assert (await load(lab, id)).deadline_at == first.deadline_at
+    assert [each.id for each in await lab.engine.views.attempts(id)] == [first.id]
 
 
 @pytest.mark.parametrize("limits", [{"concurrency": 1}, {"concurrency_per_key": 1}])

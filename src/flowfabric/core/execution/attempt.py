@@ -436,10 +436,16 @@ def _ended_by(snapshot: Snapshot, owner: Owner, outcome: Outcome) -> bool:
     return isinstance(state, Ended) and state.outcome is outcome and ended_by(snapshot, owner.fence)
 
 
+def _cleaned_up_by(snapshot: Snapshot, owner: Owner) -> bool:
+    """Whether the clean-up of the execution has ended under the same fence, as a failure ends it:
+    in the outcome that it began with."""
+    return snapshot.life.cleanup is not None and ended_by(snapshot, owner.fence)
+
+
 def _failed_by(
     snapshot: Snapshot, owner: Owner, outcome: Outcome = Outcome.FAILED
 ) -> Failing | None:
-    if _ended_by(snapshot, owner, outcome):
+    if _ended_by(snapshot, owner, outcome) or _cleaned_up_by(snapshot, owner):
         return TerminalFailed(snapshot.execution.id)
     if (until := _undoing(snapshot, owner, outcome)) is not None:
         return CleaningUp(snapshot.execution.id, until)

@@ -9,7 +9,7 @@ from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.change import Change
 from flowfabric.core.execution.event import Event, EventKind
 from flowfabric.core.execution.lease import lease_event
-from flowfabric.core.execution.model import Active, Ended, Life, Outcome, Snapshot
+from flowfabric.core.execution.model import Active, Ended, Life, Outcome, Snapshot, Start
 
 
 def end(
@@ -24,15 +24,12 @@ def end(
     fills in the outcome."""
     state = snapshot.state
     lease = state.lease if isinstance(state, Active) else None
-    current = snapshot.current_attempt
     made = snapshot.attempts_made
     ended = Ended(
         outcome=outcome,
         ended_at=now,
         attempt=made - 1 if made else None,
-        pending=state.next.start
-        if current is None and not isinstance(state, Active | Ended)
-        else None,
+        pending=_pending(snapshot, outcome),
         lease=lease,
     )
     life = replace(
@@ -53,6 +50,18 @@ def end(
         event = lease_event(snapshot, now, lease, kind, reason=reason)
     after = snapshot.to(ended, life=life)
     return Change(NotTerminal(), snapshot, after, (event,))
+
+
+def _pending(snapshot: Snapshot, outcome: Outcome) -> Start | None:
+    """The start that does not happen any more. One that failed has run: if its clean-up is over
+    between two attempts, it ends after the last one."""
+    match snapshot.state:
+        case Active() | Ended():
+            return None
+        case state if snapshot.current_attempt is None and outcome is not Outcome.FAILED:
+            return state.next.start
+        case _:
+            return None
 
 
 def event_of(snapshot: Snapshot, now: Millis, kind: EventKind, detail: dict[str, Any]) -> Event:

@@ -42,7 +42,12 @@ from flowfabric.core.execution.model import (
     Start,
     WorkerIdentity,
 )
-from flowfabric.core.execution.new_attempt import AS_PLANNED, GivenAttempt, NewAttempt
+from flowfabric.core.execution.new_attempt import (
+    AS_PLANNED,
+    DeadlineBefore,
+    GivenAttempt,
+    NewAttempt,
+)
 from flowfabric.core.execution.status import vector
 from flowfabric.core.execution.takeover import lost_life, marked, put_back
 
@@ -327,11 +332,26 @@ def _with_given(head: Head, index: int, attempt: NewAttempt) -> Head:
     """The head with what a claim gave its attempt. What the previous attempt was given is kept,
     because that attempt may not have a row yet."""
     life, flags = head.life, head.flags
+    replaced = None
     if attempt.deadline_at is not None:
+        replaced = DeadlineBefore(at=life.deadline_at, known=Flags.DEADLINE in flags)
         life, flags = replace(life, deadline_at=attempt.deadline_at), flags | Flags.DEADLINE
-    if attempt.id is not None or attempt.policy is not None:
-        given = GivenAttempt(index=index, id=attempt.id, policy=attempt.policy)
+    if attempt.id is not None or attempt.policy is not None or replaced is not None:
+        given = GivenAttempt(index=index, id=attempt.id, policy=attempt.policy, replaced=replaced)
         life = replace(life, given=(*[g for g in life.given if g.index == index - 1], given))
+    return replace(head, life=life, flags=flags)
+
+
+def without_given(snapshot: Snapshot, index: int) -> Head:
+    """The head without what a claim gave the attempt of this index, which has not begun."""
+    head, given = snapshot.head, snapshot.given_to(index)
+    if given is None:
+        return head
+    life, flags = head.life, head.flags
+    if given.replaced is not None:
+        life = replace(life, deadline_at=given.replaced.at)
+        flags = flags if given.replaced.known else flags & ~Flags.DEADLINE
+    life = replace(life, given=tuple(each for each in life.given if each is not given))
     return replace(head, life=life, flags=flags)
 
 

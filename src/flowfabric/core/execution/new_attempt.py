@@ -24,12 +24,21 @@ class NewAttempt(Struct, frozen=True, kw_only=True):
 AS_PLANNED = NewAttempt()
 
 
+class DeadlineBefore(Document, frozen=True, kw_only=True):
+    """The deadline that an execution had, in its life and at all, before a claim gave it one."""
+
+    at: Millis | None = None
+    known: bool = False
+
+
 class GivenAttempt(Document, frozen=True, kw_only=True):
-    """The id and the policy that a claim gave to the attempt of this index."""
+    """The id and the policy that a claim gave to the attempt of this index. `replaced` is there if
+    it gave the execution a deadline too."""
 
     index: int = 0
     id: UUID | None = None
     policy: Policy | None = None
+    replaced: DeadlineBefore | None = None
 
 
 def check_new_attempt(attempt: object) -> NewAttempt:

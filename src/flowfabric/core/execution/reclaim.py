@@ -24,7 +24,7 @@ from flowfabric.core.execution.grant import (
 from flowfabric.core.execution.lease import Taking, lose, present, take
 from flowfabric.core.execution.model import Active, Ended, Flags, Hold, Lost, Snapshot
 from flowfabric.core.execution.routing import missing
-from flowfabric.core.execution.takeover import GIVEN_UP, end_lost, over_cap
+from flowfabric.core.execution.takeover import end_lost, over_cap
 
 
 def issue_reclaim_grant(
@@ -93,8 +93,7 @@ def _reclaim_hold(snapshot: Snapshot) -> Hold | None:
         case Lost(hold=hold):
             return hold
         case Ended(attempt=last) if grant is not None and lapsed is not None:
-            given_up = snapshot.life.failure == GIVEN_UP  # by a redemption, which uses the grant
-            was_lost = lapsed.index == last and not given_up
+            was_lost = lapsed.index == last
             return Hold(grant.expires_at, grant.worker) if was_lost else None
         case _:
             return None

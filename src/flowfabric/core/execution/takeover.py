@@ -123,8 +123,9 @@ def _take_over(snapshot: Snapshot, now: Millis, lease: Lease) -> "Change[Snapsho
 
 
 def end_lost(snapshot: Snapshot, now: Millis, attempt: int) -> "Change[bool]":
-    """The lost attempt was the last one."""
+    """The lost attempt was the last one. A reclaim grant is used up."""
     lapsed, cleanup = snapshot.life.lapsed, snapshot.life.cleanup
+    failure = GIVEN_UP if cleanup is None else snapshot.life.failure
     event = Event(
         uuid=snapshot.execution.uuid,
         at=now,
@@ -139,7 +140,7 @@ def end_lost(snapshot: Snapshot, now: Millis, attempt: int) -> "Change[bool]":
             ended_at=now,
             attempt=attempt,
         ),
-        life=replace(snapshot.life, failure=snapshot.life.failure if cleanup else GIVEN_UP),
+        life=replace(snapshot.life, failure=failure, grant=None),
         flags=snapshot.head.flags & ~Flags.SPENT,
     )
     return Change(True, snapshot, after, (event,))

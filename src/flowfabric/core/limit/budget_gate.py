@@ -9,7 +9,7 @@ from flowfabric.core.execution.attempt import hand_back
 from flowfabric.core.execution.change import Change, unchanged
 from flowfabric.core.execution.event import EventKind
 from flowfabric.core.execution.gate import gated
-from flowfabric.core.execution.lease import Owner, fence_of, lease_event
+from flowfabric.core.execution.lease import Owner, fence_of, lease_event, without_given
 from flowfabric.core.execution.model import (
     Active,
     Flags,
@@ -47,9 +47,7 @@ def turn_away(
     epoch, and the execution waits for the budget. False if another owner has it by now."""
     if snapshot is None or not _holds(snapshot, lease):
         return unchanged(False)
-    life = replace(snapshot.life, budget=why.budget, detail=str(why))
-    next = Next(lease.start, lease.attempt, _span(lease))
-    after = gated(snapshot, now, next, life)
+    after = _unbegun(snapshot, now, lease, why)
     event = lease_event(snapshot, now, lease, EventKind.TURNED_AWAY, detail=str(why))
     return Change(True, snapshot, after, (event,))
 
@@ -75,11 +73,8 @@ def take_back(snapshot: Snapshot | None, now: Millis, lease: Lease) -> "Change[b
         return unchanged(False)
     if lease.start not in STARTS:
         return hand_back(snapshot, now, Owner.of(fence_of(snapshot, lease))).answering(True)
-    next = Next(lease.start, lease.attempt, _span(lease))
-    after = gated(snapshot, now, next, snapshot.life)
-    return Change(
-        True, snapshot, after, (lease_event(snapshot, now, lease, EventKind.HANDED_BACK),)
-    )
+    event = lease_event(snapshot, now, lease, EventKind.HANDED_BACK)
+    return Change(True, snapshot, _unbegun(snapshot, now, lease), (event,))
 
 
 def let_in(snapshot: Snapshot | None, now: Millis, budget: str) -> "Change[bool]":
@@ -106,11 +101,16 @@ def give_slot_back(snapshot: Snapshot | None, now: Millis) -> "Change[bool]":
             return unchanged(False)
 
 
-def _span(lease: Lease) -> Millis | None:
-    """The full time of the attempt, as if it had not started."""
-    if lease.times_out_at is None:
-        return None
-    return Millis(lease.times_out_at - lease.started_at)
+def _unbegun(
+    snapshot: Snapshot, now: Millis, lease: Lease, why: Exhausted | None = None
+) -> Snapshot:
+    """The execution as before the claim, which may have given the attempt an id, a policy and a
+    time, and the execution a deadline. It waits for the budget, if one is used up."""
+    head = without_given(snapshot, lease.attempt)
+    life = head.life if why is None else replace(head.life, budget=why.budget, detail=str(why))
+    timed = lease.times_out_at is not None
+    timeout = snapshot.execution.rules.attempt_timeout if timed else None
+    return gated(snapshot, now, Next(lease.start, lease.attempt, timeout), life, head.flags)
 
 
 def _holds(snapshot: Snapshot, lease: Lease) -> bool:
