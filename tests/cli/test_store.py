@@ -94,6 +94,12 @@ def test_a_path_where_no_database_can_be_is_unavailable(cli: Cli, tmp_path: Path
     assert "does not exist" in cli.complaint("migrate", "--url", url, code=4)
 
 
+def test_a_path_that_the_system_refuses_is_one_readable_line(cli: Cli, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/{'long' * 100}/work.db"
+    for words in (("run", "list"), ("migrate",), ("doctor",)):
+        assert "File name too long" in cli.complaint(*words, "--url", url, code=4)
+
+
 @pytest.mark.inside
 def test_an_error_in_json_has_a_stable_word(cli: Cli) -> None:
     result = cli("run", "list", "--json", code=4)

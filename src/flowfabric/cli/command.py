@@ -5,6 +5,7 @@ It opens the store, makes the screen, and adds the options that all commands sha
 
 import asyncio
 import inspect
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from contextlib import asynccontextmanager
 from inspect import Parameter
@@ -187,7 +188,18 @@ def check_exists(url: str) -> None:
     if not url.startswith("sqlite://"):
         return
     path = sqlite_path(url)
-    if path != ":memory:" and not Path(path).exists():
+    if path != ":memory:" and _is_missing(path):
         where = Path(path).absolute()
         text = f"there is no database at {where}; `flowfabric migrate --url {url}` makes one"
         raise CommandError(text, ExitCode.UNAVAILABLE, "no_database")
+
+
+def _is_missing(path: str) -> bool:
+    """Whether nothing is there. Where that cannot be seen, the store says why."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
