@@ -427,6 +427,10 @@ def _context_name(parameter: inspect.Parameter) -> str | None:
     return name if name in _CONTEXTS else None
 
 
+def _is_context(value: object) -> bool:
+    return any(_context_class(each) for each in type(value).__mro__)
+
+
 def _context_class(annotation: Any) -> str | None:
     name = getattr(annotation, "__name__", "")
     ours = getattr(annotation, "__module__", "") in _CONTEXT_MODULES
@@ -491,6 +495,16 @@ def check_function(function: object) -> Callable[..., Any]:
         called = hint if inspect.iscoroutine(function) else ""
         raise Invalid(f"a function is needed, not {type(function).__name__}{called}")
     return function
+
+
+def function_of_step(task: Task[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
+    """The function of a task that is called as a step, which adds no context to the arguments."""
+    if task.takes_context and not (args and _is_context(args[0])):
+        raise Invalid(
+            f"task {task.name!r} takes a context, so it cannot be a step: submit it as a run of "
+            "its own with ctx.submit, or give the step a function without a context"
+        )
+    return task.function
 
 
 def _delay_until(options: CallOptions, now: Millis) -> Millis | None:
