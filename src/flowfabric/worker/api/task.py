@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 from uuid import UUID
 
 from msgspec.structs import replace
@@ -47,6 +47,10 @@ from flowfabric.worker.api.run import Run
 from flowfabric.worker.codec import Signature, hints_of
 from flowfabric.worker.run.cancelling import catches_cancelled
 from flowfabric.worker.run.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    from flowfabric.worker.api.context import Context
+    from flowfabric.worker.api.sync import SyncContext
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -126,7 +130,13 @@ class Task(Generic[P, R]):
         version = "" if self.version is None else f", version={self.version!r}"
         return f"Task({self.name!r}{version})"
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+    @overload  # the first, since it is the one that a step is checked against
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Any: ...
+    @overload
+    def __call__(
+        self, ctx: "Context | SyncContext", /, *args: P.args, **kwargs: P.kwargs
+    ) -> Any: ...
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the function itself. Nothing is recorded."""
         return self.function(*args, **kwargs)
 
