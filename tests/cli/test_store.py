@@ -126,6 +126,12 @@ def test_debug_shows_where_an_error_came_from(cli: Cli) -> None:
     assert "there is no database" in str(result.exception)
 
 
+@pytest.mark.parametrize("command", ["migrate", "doctor", "prove"])
+def test_help_offers_a_server_only_where_one_will_do(cli: Cli, command: str) -> None:
+    assert "FLOWFABRIC_TOKEN" in cli("run", "list", "--help").stdout
+    assert "FLOWFABRIC_TOKEN" not in cli(command, "--help").stdout
+
+
 def test_help_tells_the_exit_codes(cli: Cli) -> None:
     shown = " ".join(cli("--help").stdout.split())
     for part in ("0 success", "1 the run did not succeed", "2 wrong usage", "3 not found", "4 the"):

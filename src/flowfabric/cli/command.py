@@ -72,6 +72,14 @@ Url = Annotated[
         " https://host:9090, with a token in FLOWFABRIC_TOKEN.",
     ),
 ]
+DatabaseUrl = Annotated[
+    str | None,
+    Option(
+        "--url",
+        envvar=URL_VARIABLE,
+        help="The store: sqlite:///work.db or postgresql://user@host/database; not a server.",
+    ),
+]
 AppUrl = Annotated[str | None, Option("--url", help="Another store than the application's.")]
 App = Annotated[str, Argument(metavar="APP", help="Your Fabric, as app.module:fabric.")]
 
@@ -145,7 +153,9 @@ def _signature(typed: list[Parameter], names: Container[type]) -> inspect.Signat
     if Application in names:
         own.insert(0, _parameter("app", App))
         shared.insert(0, _parameter("url", AppUrl, None))
-    elif Engine in names or Fabric in names or StoreUrl in names:
+    elif StoreUrl in names:
+        shared.insert(0, _parameter("url", DatabaseUrl, None))
+    elif Engine in names or Fabric in names:
         shared.insert(0, _parameter("url", Url, None))
     return inspect.Signature([*own, *shared])
 
