@@ -178,7 +178,10 @@ def test_an_approval_is_for_exactly_one_thing(cli: Cli, patient: Patient) -> Non
     id = patient.start("pay")
     other = msgspec.json.encode({**PLAN, "amount": 9000}).decode()
     complaint = cli.complaint("approve", id, "--as", "ada", "--about", other, code=1)
-    assert complaint == "what is to be approved is not what the sender approves"
+    assert complaint == (
+        "what is to be approved is not what the sender approves; "
+        "`flowfabric waitpoints show RUN` shows what is to be approved"
+    )
     same = '{"to": "ada", "amount": 250}'
     assert cli("approve", id, "--as", "ada", "--about", "-", input=same).stdout
 

@@ -1,5 +1,6 @@
 """`flowfabric backup`: a copy of this moment while others write, whole or not there at all."""
 
+import errno
 import shlex
 import sqlite3
 import stat
@@ -114,6 +115,19 @@ def test_a_copy_is_readable_by_no_more_users_than_the_store(
 @pytest.mark.parametrize("place", ["", ".", "/nowhere/copy.db", "postgresql://me@host/db"])
 def test_where_no_file_can_be_is_wrong_usage(cli: Cli, filled: str, place: str) -> None:
     assert cli.complaint("backup", cli.url, place, code=2)
+
+
+def test_a_file_that_the_system_refuses_is_one_readable_line(
+    cli: Cli, filled: str, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "File name too long" in cli.complaint("backup", cli.url, "long" * 100, code=4)
+
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(target))
+
+    monkeypatch.setattr(sqlite_backup, "_copy", refused)
+    expected = f"{target} cannot be written: Permission denied"
+    assert cli.complaint("backup", cli.url, str(target), code=4) == expected
 
 
 def test_a_store_that_is_not_there_is_unavailable(cli: Cli, target: Path) -> None:

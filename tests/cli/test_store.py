@@ -94,6 +94,12 @@ def test_a_path_where_no_database_can_be_is_unavailable(cli: Cli, tmp_path: Path
     assert "does not exist" in cli.complaint("migrate", "--url", url, code=4)
 
 
+def test_a_path_that_the_system_refuses_is_one_readable_line(cli: Cli, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/{'long' * 100}/work.db"
+    for words in (("run", "list"), ("migrate",), ("doctor",)):
+        assert "File name too long" in cli.complaint(*words, "--url", url, code=4)
+
+
 @pytest.mark.inside
 def test_an_error_in_json_has_a_stable_word(cli: Cli) -> None:
     result = cli("run", "list", "--json", code=4)
@@ -118,6 +124,12 @@ def test_debug_shows_where_an_error_came_from(cli: Cli) -> None:
     result = cli.typed("run", "list", "--debug", code=1)
     assert result.exception is not None
     assert "there is no database" in str(result.exception)
+
+
+@pytest.mark.parametrize("command", ["migrate", "doctor", "prove"])
+def test_help_offers_a_server_only_where_one_will_do(cli: Cli, command: str) -> None:
+    assert "FLOWFABRIC_TOKEN" in cli("run", "list", "--help").stdout
+    assert "FLOWFABRIC_TOKEN" not in cli(command, "--help").stdout
 
 
 def test_help_tells_the_exit_codes(cli: Cli) -> None:

@@ -126,6 +126,12 @@ async def test_paths_where_no_database_can_live_are_refused(tmp_path: Path) -> N
     assert not (tmp_path / "missing").exists()
 
 
+async def test_a_path_that_the_system_refuses_is_unavailable(tmp_path: Path) -> None:
+    for path in (tmp_path / f"{'long' * 100}.db", tmp_path / ("long" * 100) / "work.db"):
+        with pytest.raises(Unavailable, match="cannot be reached: File name too long"):
+            await open_sqlite(str(path))
+
+
 async def test_a_network_file_system_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,9 +154,9 @@ async def test_an_unknown_way_to_synchronize_is_refused(path: str) -> None:
         await open_sqlite(path, synchronous="off; drop table execution")
 
 
-READ_ONLY = """
+AS_NOBODY = """
 import asyncio, os, sys
-from flowfabric.core.base.errors import StoreReadOnly
+from flowfabric.core.base.errors import Unavailable
 from flowfabric.store.sqlite import open_sqlite
 
 async def main():
@@ -161,25 +167,36 @@ async def main():
     try:
         store = await open_sqlite(sys.argv[1])
         await store.migrate()
-    except StoreReadOnly as error:
-        sys.exit(0 if sys.argv[1] in str(error) else 3)
-    sys.exit(4)
+    except Unavailable as error:
+        print(error, end="")
 
 asyncio.run(main())
 """
 
+BOTH = "; let this user write the file, and {folder} for the log beside it"
 
-def test_a_read_only_file_is_told_as_one(tmp_path: Path) -> None:
+
+@pytest.mark.parametrize(
+    ("file", "directory", "said"),
+    [
+        (0o444, 0o555, "store_read_only: {path}: attempt to write a readonly database" + BOTH),
+        (0o666, 0o555, "store_read_only: {path}: attempt to write a readonly database" + BOTH),
+        (0o444, 0o777, "store_read_only: {path}: attempt to write a readonly database" + BOTH),
+        (0o666, 0o000, "unavailable: {path} cannot be reached: Permission denied"),
+    ],
+)
+def test_missing_rights_are_told_with_what_to_do(file: int, directory: int, said: str) -> None:
     # Not in the directory of the test, which only its owner can enter; and not as root, for whom
     # no file is read-only.
     folder = Path(os.path.realpath(subprocess.check_output(["mktemp", "-d"], text=True).strip()))
     try:
         database = folder / "work.db"
         sqlite3.connect(database).execute("create table t (a)").connection.close()
-        database.chmod(0o444)
-        folder.chmod(0o555)
-        ran = subprocess.run([sys.executable, "-c", READ_ONLY, str(database)], timeout=30)
-        assert ran.returncode == 0
+        database.chmod(file)
+        folder.chmod(directory)
+        command = [sys.executable, "-c", AS_NOBODY, str(database)]
+        told = subprocess.check_output(command, text=True, timeout=30)
+        assert told == said.format(path=database, folder=folder)
     finally:
         folder.chmod(0o755)
         (folder / "work.db").unlink()

@@ -34,6 +34,24 @@ async def number() -> int:
 # -- functions that are steps
 
 
+async def test_a_task_that_takes_a_context_is_no_step(bench: Bench) -> None:
+    @bench.fabric.task
+    async def part(ctx: Context, word: str = "") -> str:
+        return word + ctx.info.task
+
+    @bench.fabric.task
+    async def whole(ctx: Context, given: bool) -> str:
+        if given:
+            return await ctx.step(part, ctx, "x")
+        return await ctx.step(part, "x")
+
+    runs = await whole.submit_many([True, False])
+    await bench.work()
+    assert await runs[0].result() == "xwhole"
+    with pytest.raises(RunFailed, match="'part' takes a context, so it cannot be a step: submit"):
+        await runs[1].result()
+
+
 async def test_a_step_function_is_a_step_in_a_run_and_a_function_elsewhere(
     bench: Bench, log: Log
 ) -> None:

@@ -42,6 +42,16 @@ from flowfabric.worker.api.signals import Sent
 fabric = Fabric("sqlite://:memory:")
 
 
+async def tasks_as_functions(ctx: Context, sync_ctx: SyncContext) -> None:
+    plain(1.5)
+    plain_with_context(sync_ctx, name="x")
+    await bare_with_context(ctx, 1)
+    await ctx.step(plain, 1.5)
+    plain("one")  # type: ignore[call-overload]
+    await bare_with_context(ctx, "one")  # type: ignore[call-overload]
+    await ctx.step(plain, "one")  # type: ignore[call-overload]
+
+
 @fabric.task()
 async def with_context(ctx: Context, a: int, b: str = "") -> list[int]:
     assert_type(await ctx.step(plain_step, 1), str)

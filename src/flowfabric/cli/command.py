@@ -5,6 +5,7 @@ It opens the store, makes the screen, and adds the options that all commands sha
 
 import asyncio
 import inspect
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from contextlib import asynccontextmanager
 from inspect import Parameter
@@ -69,6 +70,14 @@ Url = Annotated[
         envvar=URL_VARIABLE,
         help="The store: sqlite:///work.db or postgresql://user@host/database; or a server:"
         " https://host:9090, with a token in FLOWFABRIC_TOKEN.",
+    ),
+]
+DatabaseUrl = Annotated[
+    str | None,
+    Option(
+        "--url",
+        envvar=URL_VARIABLE,
+        help="The store: sqlite:///work.db or postgresql://user@host/database; not a server.",
     ),
 ]
 AppUrl = Annotated[str | None, Option("--url", help="Another store than the application's.")]
@@ -144,7 +153,9 @@ def _signature(typed: list[Parameter], names: Container[type]) -> inspect.Signat
     if Application in names:
         own.insert(0, _parameter("app", App))
         shared.insert(0, _parameter("url", AppUrl, None))
-    elif Engine in names or Fabric in names or StoreUrl in names:
+    elif StoreUrl in names:
+        shared.insert(0, _parameter("url", DatabaseUrl, None))
+    elif Engine in names or Fabric in names:
         shared.insert(0, _parameter("url", Url, None))
     return inspect.Signature([*own, *shared])
 
@@ -187,7 +198,18 @@ def check_exists(url: str) -> None:
     if not url.startswith("sqlite://"):
         return
     path = sqlite_path(url)
-    if path != ":memory:" and not Path(path).exists():
+    if path != ":memory:" and _is_missing(path):
         where = Path(path).absolute()
         text = f"there is no database at {where}; `flowfabric migrate --url {url}` makes one"
         raise CommandError(text, ExitCode.UNAVAILABLE, "no_database")
+
+
+def _is_missing(path: str) -> bool:
+    """Whether nothing is there. Where that cannot be seen, the store says why."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except (OSError, ValueError):
+        return False
+    return False

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 from flowfabric.cli.format import readable
 from flowfabric.cli.output import Screen
 from flowfabric.core.base.errors import (
+    ApprovalOutdated,
     CapabilityMismatch,
     Corruption,
     FlowFabricError,
@@ -89,6 +90,10 @@ _BEFORE = {
     Overloaded: "overloaded: ",
 }
 """What people need to read before the detail of an error that is short."""
+_AFTER: dict[type[FlowFabricError], str] = {
+    ApprovalOutdated: "; `flowfabric waitpoints show RUN` shows what is to be approved",
+}
+"""What people may do about an error, where its detail is for every way to call."""
 
 UsageError: Any = typer.BadParameter.__base__
 """What typer finds wrong with an argument or an option; its name for it is private."""
@@ -138,7 +143,8 @@ def _words(error: FlowFabricError) -> str:
         case MissingToken():
             return f"a token is required: give --token or set {TOKEN_VARIABLE}"
         case _ if error.detail:
-            return readable(_BEFORE.get(type(error), "") + error.detail)
+            before, after = _BEFORE.get(type(error), ""), _AFTER.get(type(error), "")
+            return readable(before + error.detail + after)
         case _:
             return error.code.replace("_", " ")
 

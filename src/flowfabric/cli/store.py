@@ -8,14 +8,14 @@ from typing import Annotated
 
 from typer import Context, Exit, Option
 
-from flowfabric.cli.command import AsJson, Debug, Url, check_url
+from flowfabric.cli.command import AsJson, DatabaseUrl, Debug, check_url
 from flowfabric.cli.errors import AS_JSON, CommandError, ExitCode
 from flowfabric.cli.output import Screen
 from flowfabric.remote.connection import is_server
 from flowfabric.store.open import open_store, shown_url
 
 
-def migrate(url: Url = None, as_json: AsJson = False, debug: Debug = False) -> None:
+def migrate(url: DatabaseUrl = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """Bring the schema of a store up to date; a SQLite file that does not exist is made.
 
     Workers do this when they start; the command is for deployments that migrate first.

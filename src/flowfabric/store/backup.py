@@ -42,6 +42,13 @@ async def backup(
 ) -> Backup:
     """Makes a copy of the store at `url` as it is at this moment. The file appears under its name
     when it is whole and was checked; an existing one is replaced only with `overwrite`."""
+    try:
+        return await _backup(url, target, overwrite, progress)
+    except OSError as error:
+        raise Unavailable(f"{target} cannot be written: {error.strerror or error}") from error
+
+
+async def _backup(url: str, target: str, overwrite: bool, progress: OnProgress) -> Backup:
     if dialect_of(url) == "sqlite":
         from flowfabric.store.sqlite import backup as sqlite_backup
 

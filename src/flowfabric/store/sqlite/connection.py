@@ -3,6 +3,7 @@
 import os
 import sqlite3
 from pathlib import Path
+from stat import S_ISDIR
 
 from flowfabric.core.base.errors import (
     Corruption,
@@ -36,13 +37,24 @@ def check_path(path: str) -> str:
     if not path or "\0" in path:
         raise Unavailable(f"{path!r} is not the path of a database")
     full = Path(path).absolute()
-    if full.is_dir():
+    if S_ISDIR(mode_of(full)):
         raise Unavailable(f"{full} is a directory, not a database")
-    if not full.parent.is_dir():
+    if not S_ISDIR(mode_of(full.parent)):
         raise Unavailable(f"{full.parent} does not exist, so {full.name} cannot be made there")
     if (kind := file_system(full)) in NETWORK:
         raise Unavailable(f"{full} is on a network file system ({kind}), whose locks do not hold")
     return str(full)
+
+
+def mode_of(path: str | Path) -> int:
+    """The mode of what has this path, 0 where nothing has it; `Unavailable` when the system does
+    not say."""
+    try:
+        return os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    except OSError as error:
+        raise Unavailable(f"{path} cannot be reached: {error.strerror}") from error
 
 
 def check_library() -> None:
@@ -116,7 +128,9 @@ def _translate(error: sqlite3.Error, path: str) -> FlowFabricError:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return Unavailable(f"{path} was locked by another process for too long")
         case sqlite3.SQLITE_READONLY:
-            return StoreReadOnly(f"{path}: {error}")
+            return StoreReadOnly(f"{path}: {error}{_unwritable(path)}")
+        case sqlite3.SQLITE_CANTOPEN if why := _unwritable(path):
+            return StoreReadOnly(f"{path}: {error}{why}")
         case sqlite3.SQLITE_FULL:
             return StoreFull(f"{path}: {error}")
         case sqlite3.SQLITE_CORRUPT:
@@ -125,6 +139,15 @@ def _translate(error: sqlite3.Error, path: str) -> FlowFabricError:
             return Unavailable(f"{path}: {error}")
         case _:
             return Invalid(f"a value cannot be stored: {error}")
+
+
+def _unwritable(path: str) -> str:
+    """What to do where this process may not write the file or its folder; empty where it may."""
+    folder = str(Path(path).absolute().parent)
+    made = (each for each in (path, folder) if os.path.exists(each))
+    if path == MEMORY or all(os.access(each, os.W_OK) for each in made):
+        return ""
+    return f"; let this user write the file, and {folder} for the log beside it"
 
 
 def _identity_of(path: str) -> tuple[int, int] | None:

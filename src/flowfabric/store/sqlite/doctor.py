@@ -22,7 +22,7 @@ from flowfabric.store.health import NOT_SWEPT, Examination, Upkeep, judge
 from flowfabric.store.open import sqlite_path
 from flowfabric.store.sql import load_migrations, load_queries
 from flowfabric.store.sqlite.checks import CHECKS, LockHolder, SqliteFacts
-from flowfabric.store.sqlite.connection import file_system, translate
+from flowfabric.store.sqlite.connection import file_system, mode_of, translate
 from flowfabric.store.sqlite.schema import version_of
 
 CHECK_SECONDS = 10.0
@@ -51,7 +51,7 @@ def _place(url: str) -> str:
 
 
 def read_facts(path: str) -> SqliteFacts:
-    if not Path(path).is_file():
+    if not stat.S_ISREG(mode_of(path)):
         raise Unavailable(f"there is no database at {path}")
     with closing(_connect(path)) as connection:
         objects = _objects(connection, path)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 from uuid import UUID
 
 from msgspec.structs import replace
@@ -47,6 +47,10 @@ from flowfabric.worker.api.run import Run
 from flowfabric.worker.codec import Signature, hints_of
 from flowfabric.worker.run.cancelling import catches_cancelled
 from flowfabric.worker.run.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    from flowfabric.worker.api.context import Context
+    from flowfabric.worker.api.sync import SyncContext
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -126,7 +130,13 @@ class Task(Generic[P, R]):
         version = "" if self.version is None else f", version={self.version!r}"
         return f"Task({self.name!r}{version})"
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+    @overload  # the first, since it is the one that a step is checked against
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Any: ...
+    @overload
+    def __call__(
+        self, ctx: "Context | SyncContext", /, *args: P.args, **kwargs: P.kwargs
+    ) -> Any: ...
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the function itself. Nothing is recorded."""
         return self.function(*args, **kwargs)
 
@@ -427,6 +437,10 @@ def _context_name(parameter: inspect.Parameter) -> str | None:
     return name if name in _CONTEXTS else None
 
 
+def _is_context(value: object) -> bool:
+    return any(_context_class(each) for each in type(value).__mro__)
+
+
 def _context_class(annotation: Any) -> str | None:
     name = getattr(annotation, "__name__", "")
     ours = getattr(annotation, "__module__", "") in _CONTEXT_MODULES
@@ -491,6 +505,16 @@ def check_function(function: object) -> Callable[..., Any]:
         called = hint if inspect.iscoroutine(function) else ""
         raise Invalid(f"a function is needed, not {type(function).__name__}{called}")
     return function
+
+
+def function_of_step(task: Task[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
+    """The function of a task that is called as a step, which adds no context to the arguments."""
+    if task.takes_context and not (args and _is_context(args[0])):
+        raise Invalid(
+            f"task {task.name!r} takes a context, so it cannot be a step: submit it as a run of "
+            "its own with ctx.submit, or give the step a function without a context"
+        )
+    return task.function
 
 
 def _delay_until(options: CallOptions, now: Millis) -> Millis | None:

@@ -26,7 +26,7 @@ from flowfabric.core.execution.step_order import check_step_name
 from flowfabric.worker.api.backoff import Backoff, Exponential, retry_policy
 from flowfabric.worker.api.hooks import Invocation
 from flowfabric.worker.api.options import Span
-from flowfabric.worker.api.task import Task, check_function, is_async
+from flowfabric.worker.api.task import Task, check_function, function_of_step, is_async
 from flowfabric.worker.codec import Undecodable, decode, encode, hints_of
 from flowfabric.worker.errors import Fail, Retry, StepsChanged
 from flowfabric.worker.run.branches import StepPlace, inside_step
@@ -138,7 +138,7 @@ class Work(Struct, frozen=True):
         if isinstance(function, StepFunction):
             options, function = function.options, function.function
         elif isinstance(function, Task):
-            function = function.function
+            function = function_of_step(function, args)
         return cls(function, options, StepFacts.of(function), args, kwargs, hooks)
 
     @property
