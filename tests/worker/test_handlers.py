@@ -442,6 +442,7 @@ async def test_a_plain_function_that_takes_too_long_keeps_its_slot_until_it_ends
         with pytest.raises(TimeoutError):
             await waiting.result(0.3)
         assert "its thread still runs" in caplog.text
+        assert worker.presence.running == 1, "the registry says that the worker is busy"
         release.set()
         assert await waiting.result(60) == "done"
     assert log == ["Unwind"]

@@ -130,11 +130,9 @@ class Worker:
             return
         runtime = HandlerRuntime(self)
         self._start_heartbeat()
-        self.engine.code_gate.join(
-            self.identity, lambda: replace(self.presence, running=len(self.active))
-        )
+        self.engine.code_gate.join(self.identity, lambda: self.presence)
         self.engine.sweep.start()  # until the engine is closed: another worker may rely on it
-        registry = PresenceKeeper(self.engine, self.presence, lambda: len(self.active))
+        registry = PresenceKeeper(self.engine, self.presence, lambda: self._slots.taken)
         registry.start()
         self._handed_back = asyncio.Event()
         try:
@@ -240,6 +238,7 @@ class Worker:
             capabilities=self._offered,
             code=fingerprints_of(self._tasks),
             concurrency=options.concurrency,
+            running=self._slots.taken,
             ttl=self._ttl,
         )
 
