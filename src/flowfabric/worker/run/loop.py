@@ -199,12 +199,19 @@ class Worker:
                 "`worker.stop()` to end it"
             )
         loop = asyncio.get_running_loop()
+        try:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self.stop)
+                self._signals.append(number)
+        except NotImplementedError:
+            raise Invalid(
+                "signals cannot be handled on Windows: use WSL or a container, or call "
+                "`worker.run()`, and `worker.stop()` to end it"
+            ) from None
         self._exit = ExitGuard(self._drain_for + EXIT_AFTER)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+        for handled in self._signals:
             # The loop reads signals from a pipe of its own, which it cannot do while it is blocked.
-            signal.signal(number, self._exit.on_signal)
-            self._signals.append(number)
+            signal.signal(handled, self._exit.on_signal)
 
     async def run_until_idle(self) -> int:
         """Executes everything that can be claimed now, and what follows in flows; for tests.
