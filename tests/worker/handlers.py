@@ -62,5 +62,14 @@ def crash() -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def run_out_of_memory() -> None:
+    """As the kernel ends a process then."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave() -> None:
+    os._exit(3)
+
+
 def opaque() -> Any:
     return object()

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -442,6 +443,7 @@ async def test_a_plain_function_that_takes_too_long_keeps_its_slot_until_it_ends
         with pytest.raises(TimeoutError):
             await waiting.result(0.3)
         assert "its thread still runs" in caplog.text
+        assert worker.presence.running == 1, "the registry says that the worker is busy"
         release.set()
         assert await waiting.result(60) == "done"
     assert log == ["Unwind"]
@@ -505,11 +507,22 @@ async def run_result_through(run: Any) -> Any:
                 await asyncio.sleep(0.05)
 
 
-async def test_a_process_that_dies_ends_no_other_run(bench: Bench) -> None:
-    crash = bench.fabric.task(process=True)(handlers.crash)
+@pytest.mark.parametrize(
+    ("handler", "how"),
+    [
+        (handlers.crash, "SIGSEGV"),
+        (handlers.run_out_of_memory, "SIGKILL, perhaps for lack of memory"),
+        (handlers.leave, "exit code 3"),
+    ],
+)
+async def test_a_process_that_dies_ends_no_other_run(
+    bench: Bench, handler: Callable[[], None], how: str
+) -> None:
+    crash = bench.fabric.task(process=True, name="crash")(handler)
     square = bench.fabric.task(process=True)(handlers.square)
     run, other = await crash.submit(), await square.submit(5)
     await bench.work(processes=1)
     error = await failure(bench, run)
-    assert (error.message, error.category) == ("the process that ran crash died", "infra_crash")
+    message = f"the process that ran crash died: {how}"
+    assert (error.message, error.category) == (message, "infra_crash")
     assert await other.result() == 25

@@ -77,6 +77,19 @@ async def test_only_the_main_thread_can_handle_signals(fabric: Fabric) -> None:
         await asyncio.to_thread(asyncio.run, elsewhere())
 
 
+async def test_a_system_without_signals_is_named(
+    fabric: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the event loop of Windows answers."""
+
+    def refuse(*_: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "add_signal_handler", refuse)
+    with pytest.raises(Invalid, match="on Windows: use WSL or a container"):
+        (await fabric.worker()).handle_signals()
+
+
 @pytest.fixture
 async def strict_loop() -> AsyncIterator[None]:
     """The event loop refuses calls that are not thread-safe. It is slow, and all tests share it."""

@@ -1,9 +1,10 @@
 """Schedules on every store: times, catching up, pausing, and never twice."""
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
+from cronsim import CronSim
 from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid, NotFound
@@ -163,8 +164,9 @@ async def test_a_schedule_that_cannot_be_is_refused(lab: Lab, schedule: Schedule
     assert await lab.engine.schedules.list() == []
 
 
-def test_cron_times_are_those_of_the_time_zone() -> None:
-    night = Schedule(name="n", kind="n", cron="30 2 * * *", timezone="Europe/Berlin")
+@pytest.mark.parametrize("cron", ["30 2 * * *", "0 30 2 * * *"])
+def test_cron_times_are_those_of_the_time_zone(cron: str) -> None:
+    night = Schedule(name="n", kind="n", cron=cron, timezone="Europe/Berlin")
     before = from_datetime(datetime(2026, 3, 28, 12, tzinfo=UTC))
     schedule = begin(night, before)
     found = []
@@ -180,8 +182,42 @@ def test_cron_times_are_those_of_the_time_zone() -> None:
     ]
 
 
-def test_an_hour_that_comes_twice_fires_once() -> None:
-    night = Schedule(name="n", kind="n", cron="30 2 * * *", timezone="Europe/Berlin")
+def test_all_times_within_an_hour_that_does_not_exist_are_made_up_for_once() -> None:
+    schedule = Schedule(name="n", kind="n", cron="*/20 30 2,3 * * *", timezone="Europe/Berlin")
+    schedule = begin(schedule, from_datetime(datetime(2026, 3, 28, 12, tzinfo=UTC)))
+    found = []
+    for _ in range(5):
+        assert schedule.next_at is not None
+        found.append(to_datetime(schedule.next_at).strftime("%d %H:%M:%S"))
+        schedule = fire(schedule, schedule.next_at).after
+    later = ["29 01:30:00", "29 01:30:20", "29 01:30:40", "30 00:30:00"]
+    assert found == ["29 01:00:00", *later]
+
+
+@pytest.mark.parametrize(
+    ("cron", "spring", "autumn"),
+    [("0 * * * *", 6, 6), ("0 0 * * * *", 6, 6), ("*/30 2 * * *", 0, 4), ("0,30 2 * * *", 1, 2)],
+)
+def test_a_rhythm_goes_on_through_a_change_of_the_clocks(
+    cron: str, spring: int, autumn: int
+) -> None:
+    """With `*` in the minutes or hours: in both passes of an hour, and not for one left out."""
+    counts = []
+    for day in (
+        datetime(2026, 3, 28, 23, 1, tzinfo=UTC),
+        datetime(2026, 10, 24, 22, 1, tzinfo=UTC),
+    ):
+        schedule = Schedule(
+            name="n", kind="n", cron=cron, timezone="Europe/Berlin", catch_up=CatchUp.ALL
+        )
+        schedule = begin(schedule, from_datetime(day))
+        counts.append(len(fire(schedule, from_datetime(day + timedelta(hours=6))).moments))
+    assert counts == [spring, autumn]
+
+
+@pytest.mark.parametrize("cron", ["30 2 * * *", "0 30 2 * * *"])
+def test_an_hour_that_comes_twice_fires_once(cron: str) -> None:
+    night = Schedule(name="n", kind="n", cron=cron, timezone="Europe/Berlin")
     schedule = begin(night, from_datetime(datetime(2026, 10, 24, 12, tzinfo=UTC)))
     assert schedule.next_at is not None
     after = fire(schedule, schedule.next_at).after
@@ -212,11 +248,73 @@ async def test_a_moment_fires_once_also_without_a_dedup_window(lab: Lab) -> None
     assert await waiting(lab) == 1
 
 
-def test_in_an_hour_that_comes_twice_the_next_time_is_still_to_come() -> None:
+@pytest.mark.parametrize("cron", ["30 2 * * *", "0 30 2 * * *"])
+def test_in_an_hour_that_comes_twice_the_next_time_is_still_to_come(cron: str) -> None:
     """In the second pass, before 02:30 by the clock on the wall."""
     now = from_datetime(datetime(2026, 10, 25, 1, 10, tzinfo=UTC))
-    schedule = Schedule(name="n", kind="k", cron="30 2 * * *", timezone="Europe/Berlin")
+    schedule = Schedule(name="n", kind="k", cron=cron, timezone="Europe/Berlin")
     expected = from_datetime(datetime(2026, 10, 26, 1, 30, tzinfo=UTC))
     assert begin(schedule, now).next_at == expected
     late = replace(schedule, next_at=from_datetime(datetime(2026, 10, 25, 0, 30, tzinfo=UTC)))
     assert fire(late, now).after.next_at == expected
+
+
+@pytest.mark.parametrize(
+    ("cron", "catch_up", "count"),
+    [
+        ("* * * * * *", CatchUp.LATEST, 1),
+        ("* * * * *", CatchUp.NONE, 1),
+        ("* * * * *", CatchUp.ALL, 1000),
+        ("30 2 * * *", CatchUp.ALL, 366),
+        ("0 0 1 1 *", CatchUp.LATEST, 1),
+    ],
+)
+def test_an_outage_of_a_year_is_caught_up_without_passing_every_moment(
+    monkeypatch: pytest.MonkeyPatch, cron: str, catch_up: CatchUp, count: int
+) -> None:
+    """The event loop of the process that sweeps stands still meanwhile."""
+    passed, pass_one = [], CronSim.__next__
+
+    def watched(moments: CronSim) -> datetime:
+        passed.append(moments)
+        assert len(passed) < 10_000
+        return pass_one(moments)
+
+    began = from_datetime(datetime(2026, 1, 1, tzinfo=UTC) - timedelta(seconds=1))
+    schedule = Schedule(name="n", kind="k", cron=cron, timezone="Europe/Berlin", catch_up=catch_up)
+    schedule = begin(schedule, began)
+    monkeypatch.setattr(CronSim, "__next__", watched)
+    moments = fire(schedule, from_datetime(datetime(2027, 1, 1, 12, tzinfo=UTC))).moments
+    assert (len(moments), len(set(moments)), list(moments)) == (count, count, sorted(moments))
+
+
+@pytest.mark.parametrize(
+    "cron",
+    [
+        "*/15 * * * *",
+        "30 2 * * *",
+        "0 */2 * * *",
+        "10 1-4 * * *",
+        "0 */15 * * * *",
+        "5 10 1-4 * * *",
+    ],
+)
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "Australia/Lord_Howe", "UTC"])
+@pytest.mark.parametrize("day", [(2026, 3, 28), (2026, 4, 4), (2026, 10, 3), (2026, 10, 24)])
+def test_what_is_caught_up_is_what_would_have_run(
+    cron: str, zone: str, day: tuple[int, int, int]
+) -> None:
+    """Around every change of the clocks, and wherever the look back begins."""
+    start = datetime(*day, 12, 7, tzinfo=UTC)
+    first = begin(
+        Schedule(name="n", kind="k", cron=cron, timezone=zone, catch_up=CatchUp.ALL),
+        from_datetime(start),
+    )
+    schedule, on_time = first, list[Millis]()
+    for quarter in range(1, 4 * 24):
+        now = from_datetime(start + timedelta(minutes=15 * quarter))
+        firing = fire(schedule, now)
+        on_time, schedule = [*on_time, *firing.moments], firing.after
+        assert list(fire(first, now).moments) == on_time
+        latest = replace(first, catch_up=CatchUp.LATEST)
+        assert list(fire(latest, now).moments) == on_time[-1:]

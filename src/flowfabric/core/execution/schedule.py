@@ -1,12 +1,16 @@
 """Schedules: runs that are submitted repeatedly, by a cron expression or at an interval.
 
 The times of a cron expression are local to a time zone and follow daylight saving. A time that does
-not exist on some day runs right after the clock change; a time that occurs twice runs once.
+not exist on some day runs right after the clock change; a time that occurs twice runs once. An
+expression that begins with `*` in its minutes or hours (`*/15 * * * *`, `0 * * * *`) means a
+rhythm: it leaves out times that do not exist, and runs in both passes of an hour that is repeated.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from itertools import takewhile
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -36,6 +40,8 @@ class CatchUp(StrEnum):
 
 
 LATE = Millis(60_000)
+LOOK_BACK = 60_000
+"""How far before the present the first look for a missed moment begins, in milliseconds."""
 
 
 class Schedule(Document, frozen=True, kw_only=True, omit_defaults=True):
@@ -114,38 +120,51 @@ def fire(schedule: Schedule, now: Millis) -> Firing:
     """The firing that is due by `now`. A paused schedule owes nothing and does not fall behind."""
     if schedule.next_at is None or schedule.next_at > now:
         return Firing((), schedule)
-    missed = _missed(schedule, now)
     after = replace(schedule, next_at=_following(schedule, now), version=schedule.version + 1)
     if schedule.paused:
         return Firing((), after)
-    moments = _owed(schedule.catch_up, missed, now)
+    moments = _owed(schedule, schedule.next_at, now)
     return Firing(moments, replace(after, last_at=moments[-1]) if moments else after)
 
 
-def _owed(catch_up: CatchUp, missed: tuple[Millis, ...], now: Millis) -> tuple[Millis, ...]:
-    match catch_up:
+def _owed(schedule: Schedule, first: Millis, now: Millis) -> tuple[Millis, ...]:
+    match schedule.catch_up:
         case CatchUp.ALL:
-            return missed
+            return _missed(schedule, first, now, MAX_CATCH_UP)
         case CatchUp.LATEST:
-            return missed[-1:]
+            return _missed(schedule, first, now, 1)
         case CatchUp.NONE:
-            return tuple(moment for moment in missed[-1:] if now - moment < LATE)
+            latest = _missed(schedule, first, now, 1)
+            return tuple(moment for moment in latest if now - moment < LATE)
 
 
-def _missed(schedule: Schedule, now: Millis) -> tuple[Millis, ...]:
-    """Every moment from `next_at` to `now`, at most the last thousand."""
-    first = schedule.next_at or now
+def _missed(schedule: Schedule, first: Millis, now: Millis, most: int) -> tuple[Millis, ...]:
+    """The last moments from `first` to `now`, at most `most` of them."""
     if schedule.every is not None:
         count = (now - first) // schedule.every + 1
-        start = max(0, count - MAX_CATCH_UP)
+        start = max(0, count - most)
         return tuple(Millis(first + n * schedule.every) for n in range(start, count))
-    found = [first]
-    for moment in _cron_moments(schedule, first):
-        if moment > now:
-            break
-        found.append(moment)
-        del found[:-MAX_CATCH_UP]
-    return tuple(found)
+    return _missed_by_cron(schedule, first, now, most)
+
+
+def _missed_by_cron(
+    schedule: Schedule, first: Millis, now: Millis, most: int
+) -> tuple[Millis, ...]:
+    """Looked for from `now` backwards, in growing spans: after an outage of months, the way from
+    `first` leads past millions of moments."""
+    span = LOOK_BACK
+    while now - span > first:
+        found = _cron_until(schedule, Millis(now - span), now, most)
+        if len(found) == most:
+            return found
+        span *= 4
+    return (first, *_cron_until(schedule, first, now, most))[-most:]
+
+
+def _cron_until(schedule: Schedule, after: Millis, until: Millis, most: int) -> tuple[Millis, ...]:
+    """The last moments after `after`, up to `until`."""
+    moments = takewhile(lambda at: at <= until, _cron_moments(schedule, after))
+    return tuple(deque(moments, maxlen=most))
 
 
 def _following(schedule: Schedule, now: Millis) -> Millis | None:
@@ -165,14 +184,42 @@ def _cron_moments(schedule: Schedule, after: Millis) -> Iterator[Millis]:
         raise Invalid(
             "cron expressions need an extra: pip install 'flowfabric[schedules]'"
         ) from None
-    start = to_datetime(after).astimezone(_zone(schedule.timezone))
+    cron, zone = schedule.cron or "", _zone(schedule.timezone)
+    start, by_clock = to_datetime(after).astimezone(zone), _is_by_clock(cron)
     try:
-        moments = CronSim(schedule.cron or "", start)
+        moments: Iterator[datetime] = CronSim(
+            cron, start.replace(tzinfo=None) if by_clock else start
+        )
     except CronSimError as error:
         raise Invalid(f"{schedule.cron!r} is not a cron expression: {error}") from None
-    # An hour that the clocks repeat counts once, in its first pass. In the second pass, the
-    # iterator starts with moments that are over.
-    return (at for at in map(_millis, moments) if at > after)
+    if by_clock:
+        moments = (_at_clock(local, zone) for local in moments)
+    return _rising(map(_millis, moments), after)
+
+
+def _is_by_clock(cron: str) -> bool:
+    """Whether it names times of the day and has seconds: CronSim changes the clocks only for
+    expressions of five fields."""
+    fields = cron.split()
+    return len(fields) == 6 and not any(field.startswith("*") for field in fields[1:3])
+
+
+def _at_clock(local: datetime, zone: ZoneInfo) -> datetime:
+    """The first moment at which the clock shows this time, or the end of the gap that it is in."""
+    while True:
+        moment = local.replace(tzinfo=zone)
+        if moment.astimezone(UTC).astimezone(zone).replace(tzinfo=None) == local:
+            return moment
+        local = local.replace(second=0) + timedelta(minutes=1)
+
+
+def _rising(moments: Iterator[Millis], after: Millis) -> Iterator[Millis]:
+    """Without the moments that are over: an hour that the clocks repeat counts once, in its first
+    pass, and a look in its second pass starts with them. A moment counts once."""
+    for moment in moments:
+        if moment > after:
+            yield moment
+            after = moment
 
 
 def _millis(moment: datetime) -> Millis:

@@ -130,11 +130,9 @@ class Worker:
             return
         runtime = HandlerRuntime(self)
         self._start_heartbeat()
-        self.engine.code_gate.join(
-            self.identity, lambda: replace(self.presence, running=len(self.active))
-        )
+        self.engine.code_gate.join(self.identity, lambda: self.presence)
         self.engine.sweep.start()  # until the engine is closed: another worker may rely on it
-        registry = PresenceKeeper(self.engine, self.presence, lambda: len(self.active))
+        registry = PresenceKeeper(self.engine, self.presence, lambda: self._slots.taken)
         registry.start()
         self._handed_back = asyncio.Event()
         try:
@@ -201,12 +199,19 @@ class Worker:
                 "`worker.stop()` to end it"
             )
         loop = asyncio.get_running_loop()
+        try:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self.stop)
+                self._signals.append(number)
+        except NotImplementedError:
+            raise Invalid(
+                "signals cannot be handled on Windows: use WSL or a container, or call "
+                "`worker.run()`, and `worker.stop()` to end it"
+            ) from None
         self._exit = ExitGuard(self._drain_for + EXIT_AFTER)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+        for handled in self._signals:
             # The loop reads signals from a pipe of its own, which it cannot do while it is blocked.
-            signal.signal(number, self._exit.on_signal)
-            self._signals.append(number)
+            signal.signal(handled, self._exit.on_signal)
 
     async def run_until_idle(self) -> int:
         """Executes everything that can be claimed now, and what follows in flows; for tests.
@@ -240,6 +245,7 @@ class Worker:
             capabilities=self._offered,
             code=fingerprints_of(self._tasks),
             concurrency=options.concurrency,
+            running=self._slots.taken,
             ttl=self._ttl,
         )
 

@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache, partial
 from multiprocessing import connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import msgspec
@@ -62,10 +63,12 @@ class Processes:
         target = function.__module__, function.__qualname__
         pool, future = self._submit(target, payload, handler.name)
         self._busy.add(pool)
+        processes = _processes_of(pool)
         try:
             body = await asyncio.wrap_future(future)
         except BrokenProcessPool:
-            raise ProcessDied(f"the process that ran {handler.name} died") from None
+            how = await _ending_of(processes)
+            raise ProcessDied(f"the process that ran {handler.name} died{how}") from None
         else:
             self._idle.append(pool)
             return msgspec.msgpack.decode(body, type=Answer)
@@ -101,9 +104,32 @@ def _start() -> ProcessPoolExecutor:
 
 def _kill(pool: ProcessPoolExecutor) -> None:
     """A busy process cannot be asked to stop, so it is killed."""
-    for process in list((getattr(pool, "_processes", None) or {}).values()):
+    for process in _processes_of(pool):
         process.kill()
     pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _processes_of(pool: ProcessPoolExecutor) -> list[BaseProcess]:
+    return list((getattr(pool, "_processes", None) or {}).values())
+
+
+async def _ending_of(processes: list[BaseProcess]) -> str:
+    """How the process of a pool ended, in words. The thread of the pool reaps it as well: while
+    one of the two has done so and has not noted it yet, the exit code is unknown."""
+    for _ in range(10):
+        for code in [process.exitcode for process in processes]:
+            if code is not None:
+                return f": {_ending(code)}"
+        await asyncio.sleep(0.01)
+    return ""
+
+
+def _ending(code: int) -> str:
+    """SIGKILL is what the kernel sends when there is no memory left."""
+    if code >= 0:
+        return f"exit code {code}"
+    name = next((found.name for found in signal.Signals if found == -code), f"signal {-code}")
+    return f"{name}, perhaps for lack of memory" if name == "SIGKILL" else name
 
 
 # -- in the child

@@ -29,6 +29,11 @@ class Slots:
         self._all = 0
 
     @property
+    def taken(self) -> int:
+        """Also by threads that are left of plain functions whose runs were stopped."""
+        return self._all
+
+    @property
     def left(self) -> int:
         return self._concurrency - self._all
 
