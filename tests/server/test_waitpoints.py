@@ -78,7 +78,7 @@ async def test_the_inbox_has_all_waitpoints_of_a_run(
     http: httpx.AsyncClient, lab: Lab, count: int
 ) -> None:
     """Its pages are of runs: one that waits at many places shows them all"""
-    id = await create(http)
+    await create(http)
     names = [f"w{number}" for number in range(count)]
     waits = [wait_on(lab, all_waitpoints(*names[:1000])), *map(partial(wait_on, lab), names[1000:])]
     await suspend(lab, await lab.claim_one(), *waits)
