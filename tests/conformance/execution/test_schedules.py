@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import pytest
 from cronsim import CronSim
@@ -213,6 +214,40 @@ def test_a_rhythm_goes_on_through_a_change_of_the_clocks(
         schedule = begin(schedule, from_datetime(day))
         counts.append(len(fire(schedule, from_datetime(day + timedelta(hours=6))).moments))
     assert counts == [spring, autumn]
+
+
+@pytest.mark.parametrize(
+    ("cron", "zone", "day", "expected"),
+    [
+        ("*/15 9 * * *", "Australia/Lord_Howe", (2026, 4, 5), "09:00 09:15 09:30 09:45"),
+        ("*/15 9 * * *", "Australia/Lord_Howe", (2026, 10, 4), "09:00 09:15 09:30 09:45"),
+        (
+            "*/15 1-2 * * *",
+            "Australia/Lord_Howe",
+            (2026, 10, 4),
+            "01:00 01:15 01:30 01:45 02:30 02:45",
+        ),
+        (
+            "*/20 1-2 * * *",
+            "Australia/Lord_Howe",
+            (2026, 4, 5),
+            "01:00 01:20 01:40 01:40 02:00 02:20 02:40",
+        ),
+        ("*/30 0 * * 0", "America/Santiago", (2026, 9, 6), ""),
+        ("*/30 23 * * 6", "America/Santiago", (2026, 4, 4), "23:00 23:30 23:00 23:30"),
+    ],
+)
+def test_a_rhythm_follows_the_clock_whatever_its_change(
+    cron: str, zone: str, day: tuple[int, int, int], expected: str
+) -> None:
+    """A change by half an hour, and one at midnight: no time is left out or made up for"""
+    local = ZoneInfo(zone)
+    schedule = Schedule(name="n", kind="n", cron=cron, timezone=zone, catch_up=CatchUp.ALL)
+    midnight = datetime(*day, tzinfo=local)
+    schedule = begin(schedule, Millis(from_datetime(midnight) - 1))
+    moments = fire(schedule, Millis(from_datetime(midnight + timedelta(days=1)) - 1)).moments
+    shown = [to_datetime(at).astimezone(local) for at in moments]
+    assert " ".join(at.strftime("%H:%M") for at in shown) == expected
 
 
 @pytest.mark.parametrize("cron", ["30 2 * * *", "0 30 2 * * *"])

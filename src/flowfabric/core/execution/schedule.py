@@ -185,23 +185,48 @@ def _cron_moments(schedule: Schedule, after: Millis) -> Iterator[Millis]:
             "cron expressions need an extra: pip install 'flowfabric[schedules]'"
         ) from None
     cron, zone = schedule.cron or "", _zone(schedule.timezone)
-    start, by_clock = to_datetime(after).astimezone(zone), _is_by_clock(cron)
+    now = to_datetime(after).astimezone(zone)
     try:
-        moments: Iterator[datetime] = CronSim(
-            cron, start.replace(tzinfo=None) if by_clock else start
-        )
+        times: Iterator[datetime] = CronSim(cron, _clock_before(now))
     except CronSimError as error:
         raise Invalid(f"{schedule.cron!r} is not a cron expression: {error}") from None
-    if by_clock:
-        moments = (_at_clock(local, zone) for local in moments)
+    if _is_rhythm(cron):
+        moments = _in_each_pass(times, zone)
+    else:
+        moments = (_at_clock(local, zone) for local in times)
     return _rising(map(_millis, moments), after)
 
 
-def _is_by_clock(cron: str) -> bool:
-    """Whether it names times of the day and has seconds: CronSim changes the clocks only for
-    expressions of five fields."""
-    fields = cron.split()
-    return len(fields) == 6 and not any(field.startswith("*") for field in fields[1:3])
+def _is_rhythm(cron: str) -> bool:
+    """Whether its minutes or hours begin with `*`; others name times of the day."""
+    return any(field.startswith("*") for field in cron.split()[-5:-3])
+
+
+def _clock_before(now: datetime) -> datetime:
+    """What the clock shows at this moment. In the first pass of an hour that is repeated, a time
+    before the second pass."""
+    return now.replace(tzinfo=None) - (_offset(now) - _offset(now.replace(fold=1)))
+
+
+def _in_each_pass(times: Iterator[datetime], zone: ZoneInfo) -> Iterator[datetime]:
+    """The moments at which the clock shows these times: none of a time that is left out, two of one
+    that is repeated."""
+    repeated = deque[datetime]()
+    for local in times:
+        moment, again = local.replace(tzinfo=zone), local.replace(tzinfo=zone, fold=1)
+        first, second = _offset(moment), _offset(again)
+        if first < second:
+            continue
+        while repeated and repeated[0].astimezone(UTC) < moment.astimezone(UTC):
+            yield repeated.popleft()
+        yield moment
+        if first > second:
+            repeated.append(again)
+    yield from repeated
+
+
+def _offset(moment: datetime) -> timedelta:
+    return moment.utcoffset() or timedelta()
 
 
 def _at_clock(local: datetime, zone: ZoneInfo) -> datetime:
