@@ -12,7 +12,7 @@ from flowfabric.core.limit.at_submission import at_submission
 from flowfabric.core.limit.budget import Budget
 from flowfabric.core.limit.lane import Lane, LaneState
 from flowfabric.core.limit.quota import Quota, Rate, Use, queue_of
-from flowfabric.core.limit.release import Release, release
+from flowfabric.core.limit.release import Release, StartsBack, release
 from flowfabric.core.limit.spend import BudgetLedger, Expense, spend
 from flowfabric.store.postgres import PostgresStore, open_postgres
 from flowfabric.store.postgres.dialer import FREE, PINNED, Connection
@@ -205,6 +205,22 @@ async def test_a_release_reads_by_key(crowded: Bench) -> None:
     assert "Tid Scan on parked" in steps
     assert "using execution_pkey on execution" in steps
     assert most_read(steps) <= 100
+
+
+async def test_starts_are_taken_back_without_reading_the_whole_log(crowded: Bench) -> None:
+    """C-T95: the log of a rate has as many rows as its window has starts"""
+    raw = await crowded.raw()
+    await raw.execute(
+        "insert into flowfabric.admission (quota, key, at, count)"
+        " select 'each', '=1', n, 1 + n % 2 from generate_series(1, 20000) n"
+    )
+    values = (["each"], ["=1"], [10_001], [4])
+    steps = await plan(crowded.store, PINNED, "taken_back_starts", *values)
+    assert "using admission_pkey on admission" in steps
+    assert most_read(steps) <= 4
+    await crowded.store.take_starts_back([StartsBack("each", "=1", Millis(10_001), 4)])
+    log = "select at, count from flowfabric.admission where at between 10000 and 10004 order by at"
+    assert [tuple(row) for row in await raw.fetch(log)] == [(10_000, 1), (10_003, 1), (10_004, 1)]
 
 
 def _sendable(value: Any) -> Any:

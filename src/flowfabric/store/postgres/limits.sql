@@ -428,14 +428,19 @@ left join lateral (
 select name from {schema}.quota where name = any($1::text[]) order by name for no key update
 
 -- name: taken_back_starts
--- The quotas are locked by the statement before: no other session writes their admissions.
+-- The quotas are locked by the statement before: no other session writes their admissions. Each
+-- row counts one at least, so that no more rows are looked at than starts are taken back.
 with counted as materialized (
     select
-        a.ctid as place, a.count,
-        b.number - (sum(a.count) over (partition by a.quota, a.key order by a.at) - a.count) as asked
+        a.place, a.count,
+        b.number - (sum(a.count) over (partition by b.quota, b.key order by a.at) - a.count) as asked
     from unnest($1::text[], $2::text[], $3::bigint[], $4::integer[])
         as b (quota, key, since, number)
-    join {schema}.admission a on a.quota = b.quota and a.key = b.key and a.at >= b.since
+    cross join lateral (
+        select t.ctid as place, t.at, t.count from {schema}.admission t
+        where t.quota = b.quota and t.key = b.key and t.at >= b.since
+        order by t.at limit b.number
+    ) a
 ),
 gone as (
     delete from {schema}.admission
