@@ -259,6 +259,7 @@ def test_the_whole_table_is_looked_through_as_often_as_its_cost_allows() -> None
         "ended_and_claimed",
         "ended_in_chains",
         "ended_leases",
+        "ended_plainly",
         "ended_with_downstreams",
         "held_directly",
         "progress_writes",
