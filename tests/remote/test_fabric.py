@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 
-from flowfabric import Context, Fabric, Forbidden, Invalid, WorkerOptions
+from flowfabric import Context, Fabric, Fixed, Forbidden, Invalid, WorkerOptions
 from flowfabric.core.execution.lease import AlreadySatisfied
 from flowfabric.engine.engine import Engine
 from flowfabric.store.clock import ManualClock
@@ -245,3 +245,47 @@ async def test_a_worker_with_the_scope_of_workers_closes_what_lost_a_race(
         run = await pay.submit()
         await _work(fabric)
         assert await run.result(10) == "step"
+
+
+async def test_a_worker_with_the_scope_of_workers_raises_a_budget_that_a_person_approved(
+    app: EngineApp, url: str, clock: ManualClock, inside: Engine
+) -> None:
+    app.callers = {"worker": caller_named("worker", scopes=frozenset({"work"}))}
+    async with Fabric(url, clock=clock, token="worker") as fabric:
+
+        @fabric.task(budgets=["team"])
+        async def spend(ctx: Context) -> str:
+            await ctx.spend(tokens=8)
+            return "spent"
+
+        await fabric.budget("team", soft={"tokens": 5}, more={"tokens": 10}, on_soft="approve")
+        run = await spend.submit()
+        await _work(fabric)
+        (asked,) = await inside.suspensions.waitpoints(run.id)
+        await fabric.approve(run, asked.key, approver="ada")
+        await _work(fabric)
+        assert await run.result(10) == "spent"
+
+
+async def test_a_worker_with_the_scope_of_workers_runs_its_failed_flow_again(
+    app: EngineApp, url: str, clock: ManualClock
+) -> None:
+    app.callers = {"worker": caller_named("worker", scopes=frozenset({"work"}))}
+    tries: list[int] = []
+    async with Fabric(url, clock=clock, token="worker") as fabric:
+
+        @fabric.task()
+        async def part(n: int) -> int:
+            tries.append(n)
+            if len(tries) == 1:
+                raise ValueError("not yet")
+            return n
+
+        @fabric.task(retries=1, backoff=Fixed(delay=0))
+        async def whole(ctx: Context) -> list[int]:
+            return await ctx.map(part, [1])
+
+        run = await whole.submit()
+        await _work(fabric)
+        assert await run.result(10) == [1]
+    assert tries == [1, 1]

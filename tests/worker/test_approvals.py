@@ -27,6 +27,7 @@ from flowfabric.core.base.errors import (
     TokenUsed,
 )
 from flowfabric.core.wait.model import Terms
+from flowfabric.engine.wait import suspensions
 from flowfabric.worker.api.approval import ApprovalEnd, about_digest
 from tests.worker.bench import AGAIN, Bench, Log
 
@@ -226,6 +227,28 @@ async def test_a_verdict_is_the_same_whenever_it_is_asked_for(bench: Bench) -> N
     await bench.work()
     assert await decided.result() == ["approved"] * 3
     assert await late.result() == ["timed_out"] * 3
+
+
+async def test_an_approval_is_found_among_more_waitpoints_than_a_page_has(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flaw 11: also when the run has handed out a thousand callbacks before it asks"""
+
+    @bench.fabric.task()
+    async def buy(ctx: Context) -> bool:
+        for number in range(5):
+            await ctx.callback(f"offer {number}")
+        return (await ctx.approval("buy")).approved
+
+    run = await buy.submit()
+    await bench.work()
+    monkeypatch.setattr(suspensions, "MAX_PAGE", 2)
+    assert [each.key for each in await bench.fabric.waitpoints()] == ["buy"]
+    for name in ["buy", *(f"offer {number}" for number in range(5))]:
+        assert await bench.fabric.waitpoint_token(run, name)
+    await bench.fabric.approve(run, approver="ada")
+    await bench.work()
+    assert await run.result() is True
 
 
 async def test_only_an_approval_can_be_approved(bench: Bench) -> None:

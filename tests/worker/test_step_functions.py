@@ -40,16 +40,21 @@ async def test_a_task_that_takes_a_context_is_no_step(bench: Bench) -> None:
         return word + ctx.info.task
 
     @bench.fabric.task
-    async def whole(ctx: Context, given: bool) -> str:
-        if given:
-            return await ctx.step(part, ctx, "x")
-        return await ctx.step(part, "x")
+    async def whole(ctx: Context, given: str) -> str:
+        match given:
+            case "first":
+                return await ctx.step(part, ctx, "x")
+            case "by name":
+                untyped: Any = part
+                return str(await ctx.step(untyped, word="x", ctx=ctx))
+            case _:
+                return await ctx.step(part, "x")
 
-    runs = await whole.submit_many([True, False])
+    first, by_name, nowhere = await whole.submit_many(["first", "by name", "nowhere"])
     await bench.work()
-    assert await runs[0].result() == "xwhole"
+    assert (await first.result(), await by_name.result()) == ("xwhole", "xwhole")
     with pytest.raises(RunFailed, match="'part' takes a context, so it cannot be a step: submit"):
-        await runs[1].result()
+        await nowhere.result()
 
 
 async def test_a_step_function_is_a_step_in_a_run_and_a_function_elsewhere(

@@ -18,7 +18,7 @@ from flowfabric.core.execution.lease import AlreadySatisfied
 from flowfabric.core.wait.waitpoint import OpenWaitpoint
 from flowfabric.engine.engine import Engine
 from flowfabric.fabric import Fabric
-from flowfabric.worker.api.signals import open_waitpoints
+from flowfabric.worker.api.signals import open_waitpoints, waitpoints_of
 
 app = Typer(
     help="Inspect what runs wait for from outside, and issue tokens to answer it.",
@@ -163,7 +163,7 @@ async def find(
     without a name there must be only one. Of several with the same name the one that is waited
     at counts."""
     id, slash, waitpoint = run.partition("/")
-    found = await open_waitpoints(await fabric.engine(), id, MOST)
+    found = await waitpoints_of(await fabric.engine(), id)
     if approval:
         found = [item for item in found if is_approval(item)]
     what = "approval" if approval else "waitpoint"

@@ -203,7 +203,7 @@ _PLACE, _VALUE = Touches.NAMESPACE, Touches.VALUE
 _READ = "read work"  # a worker reads what it works on
 _SUBMIT = "submit work"  # a handler submits
 _DECLARE = "submit work operate"  # the limits and schedules an application declares for itself
-_STEER = "operate work"  # a handler that races cancels and closes what lost
+_STEER = "operate work"  # a handler ends what lost a race, and goes on with what it began
 
 _TABLE: list[list[Operation]] = [
     # executions
@@ -287,7 +287,7 @@ _TABLE: list[list[Operation]] = [
     _operations("flows", _STEER, "cancel", waits=True, flow=_FLOW),
     _operations("flows", _STEER, "cancel_header", flow=_FLOW),
     _operations("flows", _STEER, "acknowledge", flow=_FLOW, id=_RUN),
-    _operations("flows", "operate", "replay", again=Again.ONCE, flow=_FLOW),
+    _operations("flows", _STEER, "replay", again=Again.ONCE, flow=_FLOW),  # by a retry of its run
     _operations("flows", "operate", "set_tags", flow=_FLOW),
     _operations("flow_views", _READ, "get describe members groups edges graph", id=_FLOW),
     _operations("flow_views", _READ, "wait", waits=True, id=_FLOW),
@@ -339,7 +339,7 @@ _TABLE: list[list[Operation]] = [
     _operations("budgets", _DECLARE, "define"),
     _operations("budgets", "operate", "create delete"),
     _operations("budgets", "operate", "reset", again=Again.ONCE),
-    _operations("budgets", "operate", "grant", again=Again.KEYED),
+    _operations("budgets", _STEER, "grant", again=Again.KEYED),  # what a person has approved
     _operations("budgets", "operate", "release", execution=_RUN),
     _operations("budgets", "submit work operate", "spend", folds=True, again=Again.KEYED),
     _operations("budgets", "work", "settle", folds=True, again=Again.KEYED, owned=_OWNED),

@@ -492,6 +492,15 @@ def _keep(known: dict[tuple[UUID, UUID], Waitpoint], row: Waitpoint) -> None:
     known[row.execution, row.id] = row
 
 
+async def every_waitpoint(suspensions: Suspensions, id: str) -> list[OpenWaitpoint]:
+    """All open waitpoints of an execution, by id."""
+    page = found = await suspensions.waitpoints(id, limit=MAX_PAGE)
+    while len(page) == MAX_PAGE:
+        page = await suspensions.waitpoints(id, after=page[-1].id, limit=MAX_PAGE)
+        found = [*found, *page]
+    return found
+
+
 def _bound(known: dict[Any, Any]) -> None:
     """Makes room for one more."""
     if len(known) >= KNOWN:

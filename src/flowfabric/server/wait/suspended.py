@@ -8,7 +8,7 @@ from litestar import Request, Response, get
 from flowfabric.core.base.errors import NotFound
 from flowfabric.core.wait.waitpoint import OpenWaitpoint
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.wait.suspensions import SuspendedExecution
+from flowfabric.engine.wait.suspensions import SuspendedExecution, every_waitpoint
 from flowfabric.server.caller.access import caller_of, needs
 from flowfabric.server.context import engine_of
 from flowfabric.server.http.documents import document, respond_page
@@ -23,7 +23,6 @@ from flowfabric.server.http.parameters import (
 )
 from flowfabric.server.http.shown import also, page, shown
 from flowfabric.server.http.wire import respond
-from flowfabric.server.wait.waitpoints import open_waitpoints
 
 
 @get("/v1/suspended", opt=needs("read", shows=page("executions", shown(SuspendedExecution))))
@@ -73,7 +72,7 @@ async def waitpoints(
 
 async def _waitpoints(engine: Engine, suspended: SuspendedExecution) -> list[OpenWaitpoint]:
     try:
-        return await open_waitpoints(engine, suspended.id)
+        return await every_waitpoint(engine.suspensions, suspended.id)
     except NotFound:  # deleted in this moment
         return []
 

@@ -17,14 +17,12 @@ from flowfabric.core.base.errors import (
     NotFound,
     Unauthorized,
 )
-from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.numbers import MAX_COUNT
 from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.time import MAX_SPAN, Millis
 from flowfabric.core.wait.model import Effect
 from flowfabric.core.wait.signal import DEDUP_TTL, Accepted, Delivery
 from flowfabric.core.wait.waitpoint import OpenWaitpoint
-from flowfabric.engine.engine import Engine
 from flowfabric.server.caller.access import (
     CREDENTIAL_IN_BODY,
     anonymous,
@@ -101,15 +99,6 @@ async def pending_waitpoints(
     more = len(found) > limit or (limit == MAX_PAGE and len(page) == MAX_PAGE)
     headers = {NEXT: str(page[-1].id)} if more else {}
     return respond([_pending(waitpoint) for waitpoint in page], headers=headers)
-
-
-async def open_waitpoints(engine: Engine, id: ExecutionId) -> list[OpenWaitpoint]:
-    """All open waitpoints of an execution."""
-    page = found = await engine.suspensions.waitpoints(id, limit=MAX_PAGE)
-    while len(page) == MAX_PAGE:
-        page = await engine.suspensions.waitpoints(id, after=page[-1].id, limit=MAX_PAGE)
-        found = [*found, *page]
-    return found
 
 
 def _pending(waitpoint: OpenWaitpoint) -> PendingWaitpoint:

@@ -43,8 +43,8 @@ class SubscriptionInfo(Struct, frozen=True, kw_only=True):
 
 class NextEvents(Struct, frozen=True, kw_only=True):
     """The next events of a subscription, and the cursor to acknowledge once they are handled. With
-    a `gap`, some before them were deleted unread. `held_by` names the process that reads the
-    subscription now, if it is another one; then there are no events."""
+    a `gap`, some before or between them were deleted unread. `held_by` names the process that reads
+    the subscription now, if it is another one; then there are no events."""
 
     events: tuple[EventView, ...] = ()
     cursor: str = ""

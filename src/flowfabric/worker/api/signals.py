@@ -28,6 +28,7 @@ from flowfabric.core.wait.signal import (
 from flowfabric.core.wait.token import Token
 from flowfabric.core.wait.waitpoint import OpenWaitpoint
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.wait.suspensions import every_waitpoint
 from flowfabric.worker.api.approval import APPROVED, REJECTED, about_digest
 from flowfabric.worker.api.blocking import Block, blocking
 from flowfabric.worker.api.client import Client
@@ -248,6 +249,16 @@ async def open_waitpoints(
         found = (await engine.suspensions.waitpoints(id, limit=wanted))[:wanted]
     else:
         found = await _all_waitpoints(engine, wanted)
+    return _with_run_ids(found)
+
+
+async def waitpoints_of(engine: Engine, run: Target) -> list[OpenWaitpoint]:
+    """All open waitpoints of one run, however many there are."""
+    id, _ = await _located(engine, run)
+    return _with_run_ids(await every_waitpoint(engine.suspensions, id))
+
+
+def _with_run_ids(found: Sequence[OpenWaitpoint]) -> list[OpenWaitpoint]:
     return [replace(item, execution=RunId(item.execution)) for item in found]
 
 
@@ -297,7 +308,7 @@ async def _named(engine: Engine, id: RunId, name: str | None) -> UUID:
     """The open waitpoint of that name; of any name if there is only one."""
     if name is not None:
         check_signal_name(name, "name")
-    found = await engine.suspensions.waitpoints(id, limit=MAX_LISTED)
+    found = await every_waitpoint(engine.suspensions, id)
     matching = [item for item in found if name is None or item.key == name]
     if not matching:
         shown = without_secrets(name or "(nothing is waited for)")
@@ -310,7 +321,7 @@ async def _named(engine: Engine, id: RunId, name: str | None) -> UUID:
 
 async def _only_approval(engine: Engine, id: RunId) -> str:
     """The name of the one approval that the run waits for, or has asked for."""
-    found = await engine.suspensions.waitpoints(id, limit=MAX_LISTED)
+    found = await every_waitpoint(engine.suspensions, id)
     approvals = [item for item in found if item.terms is not None and item.terms.decisions]
     active = [item for item in approvals if item.state == "active"]
     names = sorted({item.key for item in active or approvals})
@@ -327,7 +338,7 @@ async def _all_waitpoints(engine: Engine, wanted: int) -> list[OpenWaitpoint]:
     """Those of a page of runs are asked for at once: they share a few statements, or a request."""
     found: list[OpenWaitpoint] = []
     after: tuple[Millis, ExecutionId] | None = None
-    look = partial(engine.suspensions.waitpoints, limit=MAX_LISTED)
+    look = partial(every_waitpoint, engine.suspensions)
     while len(found) < wanted:
         page = await engine.suspensions.suspended(after=after, limit=PAGE)
         for open_ones in await asyncio.gather(*[look(item.id) for item in page]):

@@ -507,9 +507,11 @@ def check_function(function: object) -> Callable[..., Any]:
     return function
 
 
-def function_of_step(task: Task[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
+def function_of_step(
+    task: Task[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Callable[..., Any]:
     """The function of a task that is called as a step, which adds no context to the arguments."""
-    if task.takes_context and not (args and _is_context(args[0])):
+    if task.takes_context and not any(map(_is_context, (*args[:1], *kwargs.values()))):
         raise Invalid(
             f"task {task.name!r} takes a context, so it cannot be a step: submit it as a run of "
             "its own with ctx.submit, or give the step a function without a context"

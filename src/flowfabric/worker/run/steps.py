@@ -138,7 +138,7 @@ class Work(Struct, frozen=True):
         if isinstance(function, StepFunction):
             options, function = function.options, function.function
         elif isinstance(function, Task):
-            function = function_of_step(function, args)
+            function = function_of_step(function, args, kwargs)
         return cls(function, options, StepFacts.of(function), args, kwargs, hooks)
 
     @property
