@@ -5,6 +5,7 @@ import hmac
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
+from time import monotonic
 from typing import Any
 from uuid import UUID
 
@@ -58,7 +59,7 @@ from flowfabric.core.execution.policy import Policy
 from flowfabric.core.execution.routing import check_capabilities
 from flowfabric.core.execution.step import Step
 from flowfabric.engine.commit.batch import Batcher
-from flowfabric.engine.commit.observer import looking, watching
+from flowfabric.engine.commit.observer import watching
 from flowfabric.engine.context import EngineContext, Service
 from flowfabric.engine.execution.claim_calls import MAX_CLAIM, ClaimCalls
 from flowfabric.engine.limit.budget_gate import BudgetGate
@@ -375,9 +376,11 @@ class Claims(Service):
         give_up_at = loop.time() + max_wait
         settled = False
         while True:
-            seen = hints.count
-            with looking(*call.lanes):
+            seen, began = hints.count, monotonic()
+            try:  # not a block of its own: every caller that claims one run would pay for it
                 taken = await self.calls.take(call, weights)
+            finally:
+                watching().looked(call.lanes, monotonic() - began)
             if taken:
                 watching().claimed([item.snapshot for item in taken])
                 return taken
