@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from bench import guard, harness, record, report
+from bench import guard, harness, record, report, wrk
 from bench.record import Record, RecordError, Row
 from bench.scenario import FULL, QUICK, RAW_LIMIT, STORES, Scenario, Size
 from bench.scenarios import ALL
@@ -87,10 +87,20 @@ def _size(options: argparse.Namespace) -> Size:
 def _chosen(read: argparse.ArgumentParser, options: argparse.Namespace) -> list[Scenario]:
     """The scenarios that were asked for; the guard has use only for some."""
     known = {each.name: each for each in ALL if each.is_guarded or options.command != "guard"}
-    names = list(known) if options.only is None else options.only.split(",")
+    if options.only is None:
+        return _measurable(list(known.values()))
+    names = options.only.split(",")
     if unknown := [name for name in names if name not in known]:
         read.error(f"no scenario is called {', '.join(unknown)}; there are: {', '.join(known)}")
     return [known[name] for name in names]
+
+
+def _measurable(found: list[Scenario]) -> list[Scenario]:
+    """Without all of the HTTP API if its load tool is missing: its table has no gaps."""
+    if wrk.has_wrk():
+        return found
+    _progress(f"the HTTP API is left out: {wrk.HOW_TO_INSTALL}")
+    return [each for each in found if not each.name.startswith("http")]
 
 
 def _run(options: argparse.Namespace, chosen: list[Scenario], size: Size) -> tuple[Record, bool]:

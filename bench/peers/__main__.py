@@ -45,7 +45,8 @@ def main() -> int:
                     return list(PARTS[part](Asked(session, plan, lambda: written(place))))
 
         results = runner.run(systems, options.parts, plan, perform, _say)
-    record = Record(machine_facts(jobs=f"{plan.jobs:,}", redis="AOF every second"), results.rows())
+    facts = {"jobs": f"{plan.jobs:,}", "repeats": str(plan.repeats), "redis": "AOF every second"}
+    record = Record(machine_facts(**facts), results.rows())
     save(record, options.out)
     print(f"\n{table.markdown(record)}")
     for line in [*left_out, *results.failures]:

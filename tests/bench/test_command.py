@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from bench import __main__ as command
-from bench import harness, stores
+from bench import harness, stores, wrk
 from bench.cost import Cost, counted
 from bench.record import load
 from bench.scenario import TINY, Figure, Figures, Load, Scenario, least
@@ -100,6 +100,29 @@ def test_a_scenario_that_fails_does_not_stop_the_others() -> None:
     assert len(outcome.failed) == 2
     assert [row.scenario for row in outcome.record().rows] == ["works"]
     assert "[2/3] works on sqlite, repeat 1: works 1/s" in said[1]
+
+
+def test_without_its_load_tool_the_http_api_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Unless it is asked for: then what is missing is an error."""
+
+    async def works(load: Load) -> Figures:
+        return {"works": Figure(1.0)}
+
+    async def measures_http(load: Load) -> Figures:
+        await wrk.load("http://127.0.0.1:1", "GET", "/", seconds=1)
+        return {}
+
+    monkeypatch.setattr(wrk, "has_wrk", lambda: False)
+    scenarios = {"works": works, "http": measures_http, "http-worker": measures_http}
+    found = [Scenario(name, "", (least(name, ""),), run) for name, run in scenarios.items()]
+    monkeypatch.setattr(command, "ALL", tuple(found))
+    args = ["--store", "sqlite", "--repeats", "1", "--json", str(tmp_path / "record.json")]
+    assert command.main(args, TINY) == 0
+    assert "the HTTP API is left out: wrk is not installed: apt-get" in capsys.readouterr().err
+    assert command.main([*args, "--only", "http"], TINY) == 1
+    assert "failed: http on sqlite" in capsys.readouterr().err
 
 
 async def test_work_of_this_process_is_counted(store_url: str) -> None:

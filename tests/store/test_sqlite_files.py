@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -164,43 +165,50 @@ async def main():
     await (await open_sqlite(":memory:")).close()
     if os.getuid() == 0:
         os.setuid(65534)
-    try:
-        store = await open_sqlite(sys.argv[1])
-        await store.migrate()
-    except Unavailable as error:
-        print(error, end="")
+    for path in sys.argv[1:]:
+        try:
+            store = await open_sqlite(path)
+            await store.migrate()
+        except Unavailable as error:
+            print(error)
 
 asyncio.run(main())
 """
 
-BOTH = "; let this user write the file, and {folder} for the log beside it"
-
-
-@pytest.mark.parametrize(
-    ("file", "directory", "said"),
-    [
-        (0o444, 0o555, "store_read_only: {path}: attempt to write a readonly database" + BOTH),
-        (0o666, 0o555, "store_read_only: {path}: attempt to write a readonly database" + BOTH),
-        (0o444, 0o777, "store_read_only: {path}: attempt to write a readonly database" + BOTH),
-        (0o666, 0o000, "unavailable: {path} cannot be reached: Permission denied"),
-    ],
+READ_ONLY = (
+    "store_read_only: {path}: attempt to write a readonly database; let this user write the file, "
+    "and {folder} for the log beside it"
 )
-def test_missing_rights_are_told_with_what_to_do(file: int, directory: int, said: str) -> None:
+RIGHTS = [
+    (0o444, 0o555, READ_ONLY),
+    (0o666, 0o555, READ_ONLY),
+    (0o444, 0o777, READ_ONLY),
+    (0o666, 0o000, "unavailable: {path} cannot be reached: Permission denied"),
+]
+
+
+def test_missing_rights_are_told_with_what_to_do() -> None:
     # Not in the directory of the test, which only its owner can enter; and not as root, for whom
     # no file is read-only.
-    folder = Path(os.path.realpath(subprocess.check_output(["mktemp", "-d"], text=True).strip()))
+    root = Path(os.path.realpath(subprocess.check_output(["mktemp", "-d"], text=True).strip()))
+    root.chmod(0o755)
+    databases = [root / str(number) / "work.db" for number in range(len(RIGHTS))]
     try:
-        database = folder / "work.db"
-        sqlite3.connect(database).execute("create table t (a)").connection.close()
-        database.chmod(file)
-        folder.chmod(directory)
-        command = [sys.executable, "-c", AS_NOBODY, str(database)]
-        told = subprocess.check_output(command, text=True, timeout=30)
-        assert told == said.format(path=database, folder=folder)
+        for database, (file, directory, _) in zip(databases, RIGHTS, strict=True):
+            database.parent.mkdir()
+            sqlite3.connect(database).execute("create table t (a)").connection.close()
+            database.chmod(file)
+            database.parent.chmod(directory)
+        command = [sys.executable, "-c", AS_NOBODY, *map(str, databases)]
+        told = subprocess.check_output(command, text=True, timeout=30).splitlines()
+        assert told == [
+            said.format(path=database, folder=database.parent)
+            for database, (_, _, said) in zip(databases, RIGHTS, strict=True)
+        ]
     finally:
-        folder.chmod(0o755)
-        (folder / "work.db").unlink()
-        folder.rmdir()
+        for folder in root.iterdir():
+            folder.chmod(0o755)
+        shutil.rmtree(root)
 
 
 # -- trouble later on

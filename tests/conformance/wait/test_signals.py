@@ -23,7 +23,7 @@ from flowfabric.core.wait.condition.model import (
     Single,
     TimeoutOnly,
 )
-from flowfabric.core.wait.model import Behaviour, Effect, ResumePolicy
+from flowfabric.core.wait.model import Behaviour, Effect, ReceivedSignal, ResumePolicy
 from flowfabric.core.wait.signal import DEDUP_TTL, MAX_SIGNAL_PAYLOAD, Accepted, DuplicateSignal
 from tests.kit.lab import W2, Lab
 from tests.kit.race import kinds
@@ -433,3 +433,23 @@ async def test_the_signals_of_an_execution_are_listed_in_pages(lab: Lab) -> None
         found += [heard.signal.id for heard in page]
     assert found == ids
     assert await lab.engine.signals.of(claim.id, limit=0) == []
+
+
+@pytest.mark.inside
+@pytest.mark.parametrize("damaged", [None, 2])
+async def test_a_handler_sees_the_signals_of_all_pages(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, damaged: int | None
+) -> None:
+    """INV-13: one that cannot be read, so that its page is short, hides no other"""
+    wanted, read = [f"s{number}" for number in range(1, 6)], lab.engine.store.signals
+
+    async def readable(*args: Any, **query: Any) -> list[ReceivedSignal]:
+        return [each for each in await read(*args, **query) if each.signal.number != damaged]
+
+    monkeypatch.setattr(lab.engine.store, "signals", readable)
+    monkeypatch.setattr("flowfabric.engine.wait.signals.MAX_PAGE", 4)
+    claim, answer = await waiting(lab, AllTrue(tuple(map(named, wanted))))
+    for name in wanted:
+        await deliver(lab, claim.id, answer.primary, name)
+    observed = await lab.engine.suspensions.observe(await lab.claim_one())
+    assert [each.name for each in observed] == [name for name in wanted if name != f"s{damaged}"]

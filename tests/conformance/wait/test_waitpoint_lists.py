@@ -15,6 +15,7 @@ from flowfabric.core.base.ids import ExecutionId
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.handle import HandleKind
 from flowfabric.core.execution.status import PublicState
+from flowfabric.core.wait.condition.codec import read_condition
 from flowfabric.core.wait.condition.model import (
     AllTrue,
     AnyTrue,
@@ -93,6 +94,24 @@ async def test_the_names_a_waitpoint_waits_for(
     claim = await suspended(lab, condition)
     found = await lab.engine.suspensions.waitpoints(claim.id)
     assert {item.key: item.required_signal_names for item in found} == names
+
+
+@pytest.mark.inside
+async def test_a_condition_is_read_once_for_all_its_waitpoints(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E-T247: a run may wait at a thousand, and the list of them must not hold up other calls"""
+    read = []
+
+    def counted(members: object) -> Condition:
+        read.append(members)
+        return read_condition(members)
+
+    monkeypatch.setattr("flowfabric.core.wait.waitpoint.read_condition", counted)
+    claim = await suspended(lab, AllTrue((named("a1", "a"), named("b1", "b"), Single("c"))))
+    found = await lab.engine.suspensions.waitpoints(claim.id)
+    names = {item.key: item.required_signal_names for item in found}
+    assert (names, len(read)) == ({"a": ("a1",), "b": ("b1",), "c": ()}, 1)
 
 
 async def test_waitpoints_are_read_page_by_page(lab: Lab) -> None:

@@ -286,23 +286,22 @@ def test_keys_are_told_once_in_the_order_of_mention() -> None:
 def test_names_are_told_once_in_the_order_of_mention() -> None:
     count = Count(1, SIGNALS, ("a", "b"), ByName("y"))
     condition = AllTrue((Single("a", ByName("x")), count, Single("a", ByName("x"))))
-    assert names_for(condition, "a") == ("x", "y")
-    assert names_for(condition, "b") == ("y",)
+    assert names_for(condition, ["a", "b", "c"]) == {"a": ("x", "y"), "b": ("y",), "c": ()}
 
 
 @pytest.mark.parametrize("any_name", [Single("a"), Count(1, SIGNALS, ("b", "a"))])
 def test_no_names_mean_any_signal(any_name: Condition) -> None:
-    assert names_for(any_name, "a") == ()
-    assert names_for(AllTrue((any_name, Single("a", ByName("x")))), "a") == ("x",)
+    assert names_for(any_name, ["a"]) == {"a": ()}
+    assert names_for(AllTrue((any_name, Single("a", ByName("x")))), ["a"]) == {"a": ("x",)}
 
 
 def test_a_wildcard_elsewhere_does_not_matter() -> None:
-    assert names_for(AllTrue((Single("a", ByName("x")), Single("b"))), "a") == ("x",)
+    assert names_for(AllTrue((Single("a", ByName("x")), Single("b"))), ["a"]) == {"a": ("x",)}
 
 
 def test_another_actor_is_named_in_place_of_approvers() -> None:
-    assert names_for(OperatorOnly(), "a") == ("__operator_only__",)
-    assert names_for(TimeoutOnly(), "a") == ("__timeout_only__",)
+    assert names_for(OperatorOnly(), ["a"]) == {"a": ("__operator_only__",)}
+    assert names_for(TimeoutOnly(), ["a"]) == {"a": ("__timeout_only__",)}
 
 
 # What may be waited for.

@@ -190,7 +190,7 @@ def test_names_and_keys_are_those_that_can_be_heard(condition: Condition, key: s
     assert (key in keys_of(condition)) is bool(at_key)
     if not isinstance(condition, OperatorOnly | TimeoutOnly):
         named = {matcher.name for matcher in at_key if isinstance(matcher, ByName)}
-        assert set(names_for(condition, key)) == named
+        assert set(names_for(condition, [key])[key]) == named
 
 
 @given(st.lists(st.tuples(st.text(":\0|a", max_size=3), st.text(":\0|a", max_size=3)), max_size=8))

@@ -149,7 +149,7 @@ def _arm_reason(arm: Arm, state: Suspended, members: Mapping[str, tuple[Reason, 
         },
         reason=state.reason,
         waitpoints=keys,
-        signals={key: list(names_for(condition, key)) for key in keys},
+        signals={key: list(names) for key, names in names_for(condition, keys).items()},
         heard={bound.key: bound.counted > 0 for bound in arm.bound},
         timeout_behaviour=str(arm.behaviour),
     )

@@ -5,6 +5,9 @@ same waitpoint again.
 """
 
 import json
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 from uuid import UUID
 
@@ -36,6 +39,7 @@ from flowfabric.core.wait.model import (
     Loaded,
     Needs,
     Pending,
+    Suspension,
     Terms,
     Waited,
     Waitpoint,
@@ -243,19 +247,42 @@ def describe(
     waits = snapshot.waits
     open_ones = {p.id: p for p in waits.active}
     open_ones |= {p.id: p for p in waits.pending if not p.has_expired(now)}
+    arms = _arms_by_waitpoint(waits.suspension)
     return [
-        _described(snapshot, rows[id], ring, open_ones[id])
+        _described(snapshot, rows[id], ring, open_ones[id], arms.get(id, ()))
         for id in sorted(open_ones)
         if id in rows
     ]
 
 
+class _ReadArm:
+    """An arm, whose condition is read once: it may be about a thousand waitpoints."""
+
+    def __init__(self, arm: Arm) -> None:
+        self.timeout_at = arm.timeout_at
+        self._arm = arm
+
+    @cached_property
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """The names of the signals it asks for, by the key of the waitpoint."""
+        keys = [bound.key for bound in self._arm.bound]
+        return names_for(read_condition(self._arm.condition), keys)
+
+
+def _arms_by_waitpoint(suspension: Suspension | None) -> dict[UUID, list[_ReadArm]]:
+    found: dict[UUID, list[_ReadArm]] = defaultdict(list)
+    for arm in () if suspension is None else suspension.arms:
+        read = _ReadArm(arm)
+        for id in {bound.id for bound in arm.bound}:
+            found[id].append(read)
+    return found
+
+
 def _described(
-    snapshot: Snapshot, row: Waitpoint, ring: Keyring, pending: Pending
+    snapshot: Snapshot, row: Waitpoint, ring: Keyring, pending: Pending, arms: Sequence[_ReadArm]
 ) -> OpenWaitpoint:
     suspension = snapshot.waits.suspension
-    arms = [] if suspension is None else [a for a in suspension.arms if row.id in _bound(a)]
-    names = names_for(read_condition(arms[-1].condition), row.key) if arms else ()
+    names = arms[-1].names.get(row.key, ()) if arms else ()
     token = _mintable(ring, row)
     return OpenWaitpoint(
         id=row.id,
@@ -313,10 +340,6 @@ def _value(terms: Terms | None) -> Any:
         return json.loads(terms.value)
     except (ValueError, RecursionError):
         return terms.value
-
-
-def _bound(arm: Arm) -> set[UUID]:
-    return {bound.id for bound in arm.bound}
 
 
 def is_open(snapshot: Snapshot, id: UUID) -> bool:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from flowfabric.core.base.errors import Invalid
 from flowfabric.core.base.numbers import check_limit, check_names
+from flowfabric.core.base.pages import MAX_PAGE
 from flowfabric.core.base.text import check_lane, check_text
 from flowfabric.core.base.time import Millis
 from flowfabric.core.limit.lane import Lane, LaneState, check_lane_settings, set_state
@@ -20,7 +21,6 @@ from flowfabric.store.queries import RouteDepth
 from flowfabric.store.readable import load_readable
 from flowfabric.store.rows.record import LANES
 
-MAX_PAGE = 1000
 DEPTH_READ = 100_000
 """Most waiting executions that are counted by route."""
 REFRESH = 1.0

@@ -47,7 +47,7 @@ async def signals_of(store: Store, uuid: UUID, suspension: UUID) -> list[Signal]
         uuid, suspension=suspension, after=found[-1].number if found else 0, limit=MAX_PAGE
     ):
         found += [row.signal for row in page]
-        if len(page) < MAX_PAGE:
+        if len(page) <= MAX_PAGE // 2:  # a longer page may have left out unreadable signals
             break
     return found
 

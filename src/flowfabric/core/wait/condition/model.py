@@ -1,6 +1,6 @@
 """The nodes of a condition, and what a condition refers to."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -100,15 +100,19 @@ def keys_of(condition: Condition) -> tuple[str, ...]:
     return tuple(dict.fromkeys(key for leaf in leaves(condition) for key in leaf_keys(leaf)))
 
 
-def names_for(condition: Condition, key: str) -> tuple[str, ...]:
-    """The names of signals the condition waits for at this waitpoint, each once; none means any
-    signal. Where it waits for any signal besides a name, the name is still required."""
+def names_for(condition: Condition, keys: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """The names of signals the condition waits for at each of these waitpoints, each once; none
+    means any signal. Where it waits for any signal besides a name, the name is still required."""
     if isinstance(condition, OperatorOnly):
-        return ("__operator_only__",)
+        return dict.fromkeys(keys, ("__operator_only__",))
     if isinstance(condition, TimeoutOnly):
-        return ("__timeout_only__",)
-    matchers = [leaf_matcher(leaf) for leaf in leaves(condition) if key in leaf_keys(leaf)]
-    return tuple(dict.fromkeys(each.name for each in matchers if isinstance(each, ByName)))
+        return dict.fromkeys(keys, ("__timeout_only__",))
+    found: dict[str, dict[str, None]] = {key: {} for key in keys}
+    for leaf in leaves(condition):
+        if isinstance(matcher := leaf_matcher(leaf), ByName):
+            for key in found.keys() & leaf_keys(leaf):
+                found[key][matcher.name] = None
+    return {key: tuple(names) for key, names in found.items()}
 
 
 def is_answerable(condition: Condition) -> bool:
