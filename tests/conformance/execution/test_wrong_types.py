@@ -11,7 +11,7 @@ import pytest
 from msgspec import Struct
 
 from flowfabric.core.base.errors import FlowFabricError, Invalid
-from flowfabric.core.base.ids import ExecutionId
+from flowfabric.core.base.ids import ExecutionId, flow_partition
 from flowfabric.core.base.time import Millis
 from flowfabric.core.execution.event import Family
 from flowfabric.core.execution.event_filter import EventFilter
@@ -91,9 +91,7 @@ class World(Struct):
         answer = await suspend(lab, suspended)
         claim = await running(policy={"budget_ids": ["team"]})
         waiting = await lab.submit(lane=lane)
-        made = await engine.flows.create("nightly")
-        assert isinstance(made, FlowCreated)
-        flow = made.id
+        flow = await _elsewhere(lab, waiting)
         members = [await engine.flows.add(flow, Submission(kind="part")) for _ in range(2)]
         one, two = (each.id for each in members)
         edge = Edge(fresh_id(lab), flow, one.uuid, two.uuid)
@@ -103,6 +101,15 @@ class World(Struct):
             claim, waiting, ended.id, suspended.id, answer.primary.id, answer.primary.token,
             flow, edge, two,
         )  # fmt: skip
+
+
+async def _elsewhere(lab: Lab, run: ExecutionId) -> UUID:
+    """A flow that the run cannot join: one flow in 256 is in the partition of its lane."""
+    while True:
+        made = await lab.engine.flows.create("nightly")
+        assert isinstance(made, FlowCreated)
+        if flow_partition(made.id) != run.partition_index:
+            return made.id
 
 
 async def furnish(lab: Lab) -> None:
