@@ -420,7 +420,8 @@ def test_a_program_that_is_interrupted_hands_everything_back(store_url: str) -> 
     left: list[Any] = []
     with pytest.raises(KeyError):
         asyncio.run(program())
-    assert [running.exception() for running in left] == [None]
+    # The end of the loop may cancel what the worker tidies up once it has handed everything back.
+    assert [running.cancelled() or running.exception() for running in left] in ([None], [True])
     asyncio.run(look())
 
 
